@@ -10,7 +10,7 @@ NPM    := $(NODE)/bin/node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 WEB    := $(VENV)/.web-files
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow faults shapes gpu-check gpu-bundle lint bench docs site lock clean
+.PHONY: help install demo serve test test-slow faults shapes gpu-check gpu-bundle lint bench docs site dist lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -98,6 +98,13 @@ docs: $(STAMP) ## Write the generated parts of the documentation.
 
 site: $(STAMP) ## Build the documentation site with search into .site.
 	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict --quiet
+
+# What an earlier build left in build/ would get into the wheel.
+dist: $(STAMP) $(WEB) ## Build sdist and wheel into dist/ and check them.
+	rm -rf build dist weir_serve.egg-info
+	$(RUN) build --outdir dist
+	$(RUN) twine check --strict dist/*
+	WEIR_DIST=dist $(RUN) pytest tests/deploy/test_distribution.py -m "not slow"
 
 lock: $(STAMP) ## Update all dependencies to their newest versions.
 	$(RUN) pip install --quiet --disable-pip-version-check uv

@@ -1,0 +1,243 @@
+"""The wheel and the sdist hold the product and nothing else, and an installed wheel serves without a checkout.
+
+They are built here from a copy of the source tree; `make dist` has those in `dist/` checked, which `WEIR_DIST` names.
+"""
+
+from __future__ import annotations
+
+import email
+import email.message
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from console.npm.copy_files import FILES, LICENSES
+from tests.support.deploy.compose_project import ROOT
+from tests.support.models.zoo import write_identity
+from weir import __version__
+from weir.own_packages import OWN_PACKAGES
+
+PACKAGES = {"weir", *OWN_PACKAGES}
+NOT_SHIPPED = ("console/npm/",)
+"""It copies the web files into a checkout."""
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WEB_FILES = {
+    *(f"{folder}/{Path(file).name}" for file, folder in FILES.items()),
+    *(f"{folder}/{file.replace('/', '-')}" for file, folder in LICENSES.items()),
+}
+
+
+class Distribution(NamedTuple):
+    """A built wheel and sdist."""
+
+    wheel: Path
+    sdist: Path
+
+    def wheel_names(self) -> set[str]:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return set(archive.namelist())
+
+    def of_dist_info(self, name: str) -> str:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return archive.read(f"weir_serve-{__version__}.dist-info/{name}").decode()
+
+    def metadata(self) -> email.message.Message:
+        return email.message_from_string(self.of_dist_info("METADATA"))
+
+
+def source_files() -> set[str]:
+    """The files of the checkout that git has or would add, relative to it."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    return {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
+    """What `make dist` built, or what is built here: the sdist, and from it the wheel."""
+    folder = Path(os.environ.get("WEIR_DIST", ""))
+    if not os.environ.get("WEIR_DIST"):
+        source = tmp_path_factory.mktemp("source")
+        for name in source_files() | {name for name in WEB_FILES if (ROOT / name).is_file()}:
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+        folder = source / "dist"
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
+        done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return Distribution(wheel.absolute(), sdist.absolute())
+
+
+def test_the_files_of_the_wheel_are_those_of_the_packages(built: Distribution) -> None:
+    """Equal, so that a new data file that pyproject.toml does not name is noticed here."""
+    of_packages = {name for name in source_files() if name.partition("/")[0] in PACKAGES}
+    expected = {name for name in of_packages if not name.startswith(NOT_SHIPPED)} | WEB_FILES
+    shipped = {name for name in built.wheel_names() if ".dist-info/" not in name}
+    assert shipped == expected
+
+
+def test_every_package_says_that_it_has_types(built: Distribution) -> None:
+    assert {f"{package}/py.typed" for package in PACKAGES} <= built.wheel_names()
+
+
+def test_the_sdist_holds_what_builds_the_wheel(built: Distribution) -> None:
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in built.wheel_names() if ".dist-info/" not in name} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"} <= names
+    assert {name.partition("/")[0] for name in names} & {"tests", "benchmarks", "examples", "docs"} == set()
+
+
+def test_metadata(built: Distribution) -> None:
+    metadata = built.metadata()
+    assert metadata["Name"] == "weir-serve"
+    assert metadata["Version"] == __version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert set(metadata.get_all("Provides-Extra", ())) == set(PROJECT["optional-dependencies"])
+    assert {line.partition(",")[0] for line in metadata.get_all("Project-URL", ())} == set(PROJECT["urls"])
+    assert (ROOT / "LICENSE").read_text() == built.of_dist_info("licenses/LICENSE")
+    assert "Tag: py3-none-any" in built.of_dist_info("WHEEL")
+    assert "weir = weir.__main__:main" in built.of_dist_info("entry_points.txt")
+
+
+def test_twine_accepts_both(built: Distribution) -> None:
+    command = [sys.executable, "-m", "twine", "check", "--strict", built.wheel, built.sdist]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# In an environment of its own
+
+
+class Installed(NamedTuple):
+    """A fresh environment with the wheel, and an empty folder to work in."""
+
+    python: Path
+    weir: Path
+    folder: Path
+
+    def environment(self) -> dict[str, str]:
+        """Without what would lead to the checkout or to another server."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("WEIR_", "PYTHON", "VIRTUAL_ENV", "NATS_"))}
+        return {**kept, "XDG_DATA_HOME": str(self.folder), "TMPDIR": str(self.folder)}
+
+    def run(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            words, cwd=self.folder, env=self.environment(), capture_output=True, text=True, timeout=120
+        )
+
+
+@pytest.fixture(scope="module")
+def installed(built: Distribution, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel with the extra of the demo, in the versions of the lock."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", with_pip=True, symlinks=True)
+    constraints = folder / "constraints.txt"
+    locked = re.findall(r"^[\w.-]+==[^\\\n]+", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    constraints.write_text("".join(f"{line.strip()}\n" for line in locked))
+    scripts = folder / "venv" / "bin"
+    (folder / "work").mkdir()
+    one = Installed(scripts / "python", scripts / "weir", folder / "work")
+    command = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", constraints)
+    done = one.run(one.python, *command, f"{built.wheel}[demo]")
+    assert done.returncode == 0, done.stderr
+    return one
+
+
+@pytest.fixture
+def served(installed: Installed) -> Iterator[dict[str, str]]:
+    """The addresses of `weir serve` with one model, by protocol. It must stop cleanly."""
+    models = installed.folder / "models"
+    models.mkdir()
+    write_identity(models, "identity", "FP32")
+    ports = [f"--{name}-port=0" for name in ("http", "grpc", "metrics")]
+    with (installed.folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [installed.weir, "serve", f"--model-repository={models}", *ports],
+            cwd=installed.folder,
+            env=installed.environment(),
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    assert process.stdout is not None
+    rows: list[list[str]] = []
+    while (line := process.stdout.readline()) and rows[-1:] != [["identity", "1", "READY"]]:
+        rows.append(line.split())
+    try:
+        assert line, (installed.folder / "log").read_text()
+        yield {row[0]: row[1] for row in rows if len(row) == 2}
+    finally:
+        process.terminate()
+        process.stdout.read()
+        assert process.wait(60) == 0
+        process.stdout.close()
+
+
+ASK = """
+import sys
+import numpy as np
+import tritonclient.grpc as triton
+
+client = triton.InferenceServerClient(sys.argv[1])
+tensor = triton.InferInput("INPUT0", [1, 3], "FP32")
+tensor.set_data_from_numpy(np.array([[1, 2, 3]], np.float32))
+print(client.infer("identity", [tensor]).as_numpy("OUTPUT0").tolist())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_command_is_that_of_the_wheel(installed: Installed) -> None:
+    assert installed.run(installed.weir, "--version").stdout == f"weir {__version__}\n"
+    where = installed.run(installed.python, "-c", "import weir, gateway; print(weir.__file__, gateway.__file__)")
+    assert all(str(installed.python.parents[1]) in path for path in where.stdout.split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_request_of_tritons_client_is_answered(installed: Installed, served: dict[str, str]) -> None:
+    asked = installed.run(installed.python, "-c", ASK, served["gRPC"])
+    assert asked.stdout == "[[1.0, 2.0, 3.0]]\n", asked.stderr
+    status = installed.run(installed.weir, "status", "--nats", served["NATS"])
+    assert status.stdout.startswith("healthy: 1 host, 1 gateway"), status.stdout + status.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_demo_runs_and_names_the_networks_that_are_left_out(installed: Installed) -> None:
+    done = installed.run(installed.weir, "demo", "--seconds=0.1")
+    assert done.returncode == 0, done.stderr
+    assert "pythonbytecode" in done.stdout or " python " in done.stdout
+    assert "Left out, because the package is not installed: silero-vad" in done.stdout
+    assert f"{installed.python} -m pip install --no-deps" in done.stdout
+    assert "Stopped cleanly" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_doctor_finds_what_the_server_needs(installed: Installed) -> None:
+    done = installed.run(installed.weir, "doctor", "--json")
+    assert done.returncode in (0, 1), done.stderr
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["nats-server"]["state"] == "ok"
+    assert str(installed.python.parents[1]) in found["nats-server"]["finding"]
