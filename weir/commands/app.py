@@ -39,6 +39,9 @@ from weir.terminal import SectionedCommand
 BARE = {"--watch": "2"}
 """The values of options given without one."""
 
+OF_OPTION_TABLE = frozenset((SERVE, BACKENDS, *ROLES, demo.__name__))
+"""Commands with options of the option table; `weir demo` passes them on. Others have options of the same names."""
+
 
 @with_broker_options
 def status(
@@ -235,10 +238,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hide_secrets()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        # The options of these commands are not in the option table, although some have the same names.
         if given[:1] == [status.__name__]:
             given = with_implied_values(given, BARE)
-        elif given[:1] not in ([batch.info.name], [traffic.info.name], [perf.__name__]):
+        elif given and given[0] in OF_OPTION_TABLE:
             given = with_implied_values(given)
         if given[:1] == [SERVE]:
             given[1:1] = platform_arguments(os.environ)

@@ -40,6 +40,20 @@ def test_what_is_missing_is_told_in_one_line(
     assert capsys.readouterr().err == line + "\n"
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["history", "m", "--json", "--url", "127.0.0.1:1"],
+        ["traffic", "show", "m", "--json", "--url", "127.0.0.1:1"],
+        ["dead", "list", "--json", "--nats", "nats://127.0.0.1:1"],
+        ["batch", "list", "--url", "127.0.0.1:1", "--json"],
+    ],
+)
+def test_json_needs_no_value_in_any_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(*arguments) == 1  # they go on to look for the server
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
 def test_an_unknown_truth_value_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("serve", "--strict-readiness=maybe") == 2
     assert "maybe" in capsys.readouterr().err
