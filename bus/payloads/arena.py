@@ -368,7 +368,8 @@ DEFAULT_BUDGET_BYTES = 4 << 30
 """The most that a process may hold by default. Less if half of the free space of `/dev/shm`, or a quarter of the memory for
 requests in the container or machine, is less: the kernel counts shared memory as the container's too."""
 
-_MIN_DEFAULT_BYTES = 64 << 20
+MIN_BUDGET_BYTES = 64 << 20
+"""The least default budget, however small `/dev/shm` is."""
 
 
 class PayloadBudget:
@@ -406,8 +407,13 @@ def process_budget() -> PayloadBudget:
         free_bytes = status.f_bavail * status.f_frsize
     except OSError:
         free_bytes = 0
-    share_bytes = min(free_bytes // 2, memory_for_requests_bytes() // 4)
-    return PayloadBudget(min(DEFAULT_BUDGET_BYTES, max(share_bytes, _MIN_DEFAULT_BYTES)))
+    return PayloadBudget(default_budget_bytes(free_bytes, memory_for_requests_bytes()))
+
+
+def default_budget_bytes(free_bytes: int, memory_bytes: int) -> int:
+    """The default budget of a process, with this much free space in `/dev/shm` and this much memory for requests."""
+    share_bytes = min(free_bytes // 2, memory_bytes // 4)
+    return min(DEFAULT_BUDGET_BYTES, max(share_bytes, MIN_BUDGET_BYTES))
 
 
 def limit_payloads(total_bytes: int) -> None:

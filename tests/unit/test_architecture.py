@@ -41,9 +41,9 @@ SIDEWAYS = {
 
 ROOMS = {
     "weir": (
-        "errors options own_packages terminal",
-        "backend demo doctor inference running_server server_process supervisor",
-        "client init status",
+        "errors listening options own_packages terminal",
+        "backend demo inference running_server server_process supervisor",
+        "client doctor init status",
         "commands server",
         "__main__ pytest_plugin",
     ),

@@ -63,6 +63,19 @@ def status(
     )
 
 
+def doctor(
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The data folder whose disk is measured. Default: that of weir serve."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check whether this machine has what Weir needs, and say what to do. Exit status: 1 if there is a problem, else 0."""
+    from weir.doctor.run import run
+
+    raise typer.Exit(run(data_dir, as_json))
+
+
 DEFAULT_REPOSITORY = "models"
 """The default repository."""
 
@@ -209,6 +222,7 @@ app.command(cls=SectionedCommand)(init)
 app.command(cls=SectionedCommand)(push)
 app.command(cls=SectionedCommand)(status)
 app.command(cls=SectionedCommand)(perf)
+app.command(cls=SectionedCommand)(doctor)
 app.command(cls=SectionedCommand)(nats_permissions)
 app.command(cls=SectionedCommand, context_settings=PASSES_OPTIONS)(demo)
 app.add_typer(batch)

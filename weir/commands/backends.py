@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from weir.commands.preflight import check_backend_directories
 
 if TYPE_CHECKING:
-    from worker.backend_api.interface import Availability
-    from worker.backends.registry import BackendRegistry
+    from weir.doctor.backend_rows import BackendRow
     from worker.devices.gpus import HostGpus
 
 HELP = "List the backends, what each can run on this machine, and why not the rest."
@@ -21,24 +20,10 @@ _PLAIN_WIDTH = 10_000
 """Width in columns if the output is not a terminal, so that lines are never wrapped."""
 
 
-class BackendRow(NamedTuple):
-    """One backend. `gpus` are the ordinals it can use; `problems` describe what does not work here and the remedy.
-
-    `file` is the path of a custom backend, "" for a built-in one.
-    """
-
-    name: str
-    version: str
-    cpu: bool
-    gpus: Sequence[int]
-    formats: Sequence[str]
-    problems: Sequence[str]
-    file: str = ""
-
-
 def backends(values: Mapping[str, Any]) -> None:
     """Print the backends of this machine, with those in the given backend directories. Raises StartError."""
     # Imported here because commands that start roles do not need it.
+    from weir.doctor.backend_rows import backend_rows
     from worker.backends.registry import BackendRegistry
     from worker.devices.gpus import find_gpus
 
@@ -46,45 +31,6 @@ def backends(values: Mapping[str, Any]) -> None:
     gpus = find_gpus()
     rows = list(backend_rows(registry, gpus))
     print(as_json(rows, gpus) if values["json"] else as_text(rows, gpus, is_terminal=sys.stdout.isatty()))
-
-
-def backend_rows(registry: BackendRegistry, gpus: HostGpus) -> Iterator[BackendRow]:
-    """The built-in backends, then those of the backend directories."""
-    from schemas.core.errors import WeirError
-    from worker.backend_api.interface import Availability
-    from worker.backends.registry import BACKENDS, built_in
-    from worker.devices.gpus import WorkerDevices
-
-    ordinals = tuple(gpu.ordinal for gpu in gpus.gpus)
-    devices = WorkerDevices(ordinals, ordinals)
-    for name in BACKENDS:
-        try:
-            available = built_in(name).availability(devices)
-        except WeirError as error:
-            available = Availability((), problems=(error.message.removeprefix(f"backend '{name}' can't run here: "),))
-        yield _row(name, available, gpus)
-    for found in registry.in_directories():
-        if found.backend is None:
-            available = Availability((), problems=(found.problem,))
-        else:
-            available = found.backend.availability(devices)
-        yield _row(found.name, available, gpus, str(found.file))
-
-
-def _row(name: str, available: Availability, gpus: HostGpus, file: str = "") -> BackendRow:
-    can_gpu = "KIND_GPU" in available.runs_on
-    problems = list(available.problems)
-    if available.runs_on and not gpus.gpus and not any("GPU" in problem for problem in problems):
-        problems.append(f"not on GPUs: {gpus.problem}")
-    return BackendRow(
-        name,
-        available.version,
-        "KIND_CPU" in available.runs_on,
-        [gpu.ordinal for gpu in gpus.gpus] if can_gpu else [],
-        available.formats,
-        problems,
-        file,
-    )
 
 
 def as_json(rows: Sequence[BackendRow], gpus: HostGpus) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +9,7 @@ from typing import NamedTuple
 from repository.stores.addresses import is_cloud_address, parse_address
 from schemas.core.names import repository_of
 from weir.errors import StartError
+from weir.listening import listen_problem
 
 
 class Listener(NamedTuple):
@@ -105,14 +104,6 @@ def check_listeners(listeners: Sequence[Listener]) -> None:
 
 
 def _check_free(protocol: str, address: str, port: int, shares: bool) -> None:
-    try:
-        family, kind, number, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, number) as probe:
-            # As servers do, so that recently closed connections don't count.
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if shares:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            probe.bind(place)
-    except OSError as error:
-        reason = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-        raise StartError(f"can't listen for {protocol} requests at {address}:{port}: {reason}") from error
+    problem = listen_problem(address, port, shares)
+    if problem:
+        raise StartError(f"can't listen for {protocol} requests at {address}:{port}: {problem}")

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from weir.commands.app import main
-from weir.commands.backends import as_json, as_text, backend_rows
+from weir.commands.backends import as_json, as_text
+from weir.doctor.backend_rows import backend_rows
 from worker.backends.registry import BACKENDS, BackendRegistry
 from worker.devices.gpus import Gpu, HostGpus
 

@@ -10,7 +10,7 @@ import pytest
 from repository.completion import DescribedModel
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, WeirError
-from weir.commands.backends import backend_rows
+from weir.doctor.backend_rows import backend_rows
 from worker.backend_api.config_support import OWN_BACKEND, PYTHON
 from worker.backend_api.interface import Backend, ModelVersion
 from worker.backends.custom import CustomBackend
