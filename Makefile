@@ -103,7 +103,7 @@ dist: $(STAMP) $(WEB) ## Build sdist and wheel into dist/ and check them.
 	rm -rf build dist weir_serve.egg-info
 	$(RUN) build --outdir dist
 	$(RUN) twine check --strict dist/*
-	WEIR_DIST=dist $(RUN) pytest tests/deploy/test_distribution.py -m "not slow"
+	WEIR_DIST=dist $(RUN) pytest tests/deploy/test_distribution.py
 
 lock: $(STAMP) ## Update all dependencies to their newest versions.
 	$(RUN) pip install --quiet --disable-pip-version-check uv

@@ -27,6 +27,7 @@ from schemas.wire.messages import (
     DirectRuns,
     RequestEnvelope,
 )
+from weir.doctor.checks import CHECKS
 from weir.options import SERVE, Option, options_of
 
 DOCS = Path(__file__).parent
@@ -147,6 +148,11 @@ def _with_unit(name: str, value: float) -> str:
     return f"{value >> 20} MiB" if value >= 1 << 20 else f"{value >> 10} KiB"
 
 
+def doctor_checks() -> str:
+    """A table of the checks of `weir doctor`."""
+    return _table(("check", "looks at", "wants"), [(check.name, check.looks_at, check.wants) for check in CHECKS])
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -165,6 +171,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "reference/errors.md": {"errors": openapi.errors},
     "reference/metrics.md": {"metrics": metrics.table},
     "reference/options.md": {"serve options": serve_options},
+    "doctor.md": {"doctor checks": doctor_checks},
     "status.md": {"status example": status_example, "status advice": status_advice, "status fields": status_fields},
     "schedulers.md": {scenario.name: partial(part_of, scenario) for scenario in SCENARIOS},
     "compatibility.md": {

@@ -10,6 +10,7 @@ import email.message
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -148,7 +149,7 @@ class Installed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def installed(built: Distribution, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The wheel with the extra of the demo, in the versions of the lock."""
+    """The wheel with the extra of the demo, installed as the page has it, in the versions of the lock."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder / "venv", with_pip=True, symlinks=True)
     constraints = folder / "constraints.txt"
@@ -157,8 +158,10 @@ def installed(built: Distribution, tmp_path_factory: pytest.TempPathFactory) -> 
     scripts = folder / "venv" / "bin"
     (folder / "work").mkdir()
     one = Installed(scripts / "python", scripts / "weir", folder / "work")
-    command = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", constraints)
-    done = one.run(one.python, *command, f"{built.wheel}[demo]")
+    page = (ROOT / "docs" / "installation.md").read_text()
+    (documented,) = re.findall(r"^pip install 'weir-serve\[demo\]'$", page, re.MULTILINE)
+    words = shlex.split(documented.replace("weir-serve", str(built.wheel)))
+    done = one.run(one.python, "-m", *words, "--quiet", "--disable-pip-version-check", "--constraint", constraints)
     assert done.returncode == 0, done.stderr
     return one
 
@@ -199,9 +202,9 @@ import numpy as np
 import tritonclient.grpc as triton
 
 client = triton.InferenceServerClient(sys.argv[1])
-tensor = triton.InferInput("INPUT0", [1, 3], "FP32")
+tensor = triton.InferInput("IN", [1, 3], "FP32")
 tensor.set_data_from_numpy(np.array([[1, 2, 3]], np.float32))
-print(client.infer("identity", [tensor]).as_numpy("OUTPUT0").tolist())
+print(client.infer("identity", [tensor]).as_numpy("OUT").tolist())
 """
 
 

@@ -170,6 +170,13 @@ def test_weir_status(command: str, served: Served) -> None:
     assert done.stdout.startswith("healthy: 1 host, 1 gateway, 1 scheduler, 1 worker")
 
 
+@pytest.mark.parametrize("command", reply(".venv/bin/weir doctor"))
+def test_weir_doctor(command: str) -> None:
+    done = subprocess.run(in_venv(command), cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    assert done.stdout.startswith("CHECK          STATE    FINDING\ninstallation   ok"), done.stdout
+
+
 def test_weir_traffic(served: Served) -> None:
     for command in [*reply(".venv/bin/weir traffic "), *reply(".venv/bin/weir history ")]:
         there = {**environment(), "WEIR_URL": served.here("localhost:8000")}
