@@ -46,7 +46,7 @@ from client.queues import BackpressureCache, Destination, PartitionedQueue, queu
 from client.request_templates import RequestTemplate
 from client.responses.delivery import UNEXPECTED, ResponseDispatcher
 from client.responses.outputs import RemoteOutputFetcher, ResponsePayloads
-from client.tracing import Tracing
+from client.tracing import Sampling, Tracing
 from client.traffic.counters import ArmKey
 from client.traffic.shadow import ResponsePair
 from client.traffic.split import SHADOW, TrafficSplit
@@ -239,12 +239,12 @@ class RequestDispatcher:
         request: InferRequest,
         on_response: OnResponse,
         body_slot: Slot | None = None,
-        is_traced: bool | None = None,
+        sampling: Sampling | None = None,
     ) -> PendingRequest:
         """Publishes the request; `on_response` is called later, from the event loop, with each response.
 
         `body_slot` is the payload slot that holds the request's tensors, if any; it belongs to the request from now on.
-        `is_traced` is the decision of `tracing.samples`, if the frontend has called it. Raises WeirError for a request
+        `sampling` is the result of `tracing.samples`, if the frontend has called it. Raises WeirError for a request
         that is rejected here: then nothing was sent, and `body_slot` still belongs to the caller.
         """
         model = self._catalog.resolve(request.model_name, request.model_version)
@@ -256,7 +256,7 @@ class RequestDispatcher:
             self.backpressure.check(time.monotonic(), model.queue, request)
         if model.split is None:
             model.normalizer.normalize(request)
-        trace = self.tracing.start(request, model.name, is_traced)
+        trace = self.tracing.start(request, model.name, sampling)
         lookup = self._cache.look_up(model, request) if model.caches and self._cache is not None else None
         if lookup is not None and lookup.response is not None:
             if body_slot is not None:
@@ -443,6 +443,8 @@ class RequestDispatcher:
         if model.preserves_ordering:
             self._delivery.enqueue_ordered(pending)
         self._in_flight.add(pending)
+        if trace is not None:
+            self._outbox.has_traced = True
         if lookup is not None:
             self._look_up(pending, lookup)
         elif self._direct is not None:
@@ -504,7 +506,7 @@ class RequestDispatcher:
         was_pending = self._remove(pending)
         was_ordered = pending.order_key is not None and self._delivery.remove_ordered(pending)
         if pending.trace is not None and (was_pending or was_ordered):
-            self.tracing.cancel(pending.trace)
+            self.tracing.cancel(pending.trace, pending.key)
             pending.trace = None
 
     def _remove(self, pending: PendingRequest) -> bool:

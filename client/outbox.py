@@ -35,6 +35,7 @@ from schemas.wire.messages import MAX_REJECTED, Cancellation, Frame, RequestEnve
 from schemas.wire.request_body import is_body_ref
 from telemetry.instruments import SizeHistogram
 from telemetry.logs import log_request, logs_requests
+from telemetry.tracing.trace import FRAME_SENT
 
 logger = logging.getLogger("weir.calls")
 
@@ -127,6 +128,7 @@ class Outbox:
         self._cancelled: dict[str | LiveQueue, list[int]] = {}
         self._released: dict[str, list[SlotRow]] = {}
         self._flush_is_due = False
+        self.has_traced = False  # traced requests may be among those that wait
         self._losses = bus.losses  # all pending requests were sent again after the last of them
         self._frame_numbers = count(1)
         # By number: the destination, the keys and the time of each frame, in the order in which they were published.
@@ -196,6 +198,8 @@ class Outbox:
         if self._losses == self._bus.losses:
             for to in [to for to in self._waiting if self._unacked_frames[to] < MAX_UNACKNOWLEDGED_FRAMES]:
                 self._send(to, self._waiting.pop(to))
+            if self.has_traced and not self._waiting:
+                self.has_traced = False
         if self._cancelled:
             cancelled, self._cancelled = self._cancelled, {}
             for queue, keys in cancelled.items():
@@ -265,9 +269,18 @@ class Outbox:
         ack = f"{subjects.publish_ack(self._id)}.{number}"
         message = Frame(self._id, frame).pack()
         self._bus.publish(subject, message, ack)
+        if self.has_traced:
+            self._mark_sent(frame)
         self._unacked[number] = (to, [envelope.key for envelope in frame], time.monotonic())
         self._unacked_frames[to] += 1
         self.counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
+
+    @contained()
+    def _mark_sent(self, frame: list[RequestEnvelope]) -> None:
+        for envelope in frame:
+            pending = self._in_flight.find(envelope.key)
+            if pending is not None and pending.trace is not None:
+                pending.trace.mark(FRAME_SENT)
 
     def _frame_failed(self, _error: Exception, to: Destination, subject: str, frame: list[RequestEnvelope]) -> None:
         """Publishes each request of the frame alone, since one of them may be the cause; one that fails again ends."""

@@ -39,6 +39,8 @@ gateway.http.generate:MAX_UNREAD_BYTES | unread responses of one stream | the co
 gateway.nats.call:MAX_UNREAD_BYTES | unacknowledged responses to one NATS request | the request ends: 503
 gateway.nats.call:ACKNOWLEDGEMENT_TIMEOUT_S | wait for a NATS caller's next acknowledgement | the request ends: 503
 gateway.nats.call:STOP_ACKNOWLEDGEMENT_TIMEOUT_S | the same while the gateway stops | the request ends: 503
+gateway.nats.api_bridge:MAX_IN_FLIGHT | requests to the HTTP API over the bus that a gateway answers at a time | 503
+schemas.wire.gateway_api:MAX_HEADERS | headers of such a request | 400
 cluster.counters.collection:MAX_DEPARTED | ended workers with counters of their own | summed up
 cluster.counters.collection:MAX_GATEWAYS | gateways whose counters a gateway keeps | ignored
 cluster.counters.collection:MAX_SCHEDULERS | schedulers whose counters a gateway keeps | ignored
@@ -46,6 +48,17 @@ gateway.admin.peers:ANSWER_TIMEOUT_S | wait of a change for the other gateways |
 cluster.counters.collection:QUERY_TIMEOUT_S | wait for counters | the last received ones are used
 gateway.admin.shared_memory:MAX_REGIONS | shared-memory regions registered on a host | 503
 gateway.http.admin:MAX_BODY_BYTES | body that registers a region | 400
+# Observation of batches and requests
+bus.observation:MAX_LEASES | observers of a gateway or a scheduler, each of one model or of all | ignored
+schemas.wire.observation:LEASE_S | an observation that is not renewed | it ends
+schemas.wire.observation:MAX_TRACES_PER_S | requests a second of one gateway that an observer may ask for | ignored
+schemas.wire.observation:MAX_BATCHES_PER_S | batches a second of one model that an observer may ask for | ignored
+schemas.wire.observation:MAX_IDS | request ids that an observer asks for | ignored
+schemas.wire.observation:MAX_REPORTED_REQUESTS | requests of a batch in its report | only counted
+schemas.wire.observation:MAX_REPORTED_TIMES | times in the report of a request | left out
+scheduler.service.observation:MAX_OPEN_BATCHES | reported batches whose ends are awaited | the end of the oldest is not reported
+cluster.observation.store:MAX_BYTES | reports that an observer keeps | the oldest are dropped
+cluster.observation.observer:MAX_WATCHED | models that an observer watches at a time | the one that was asked for longest ago is not watched any more
 # Callers (gateways, and workers that call models)
 client.in_flight:MAX_IN_FLIGHT | requests in flight in a gateway | 503
 client.in_flight:MAX_IN_FLIGHT_BYTES | their packed bodies | 503

@@ -19,6 +19,7 @@ from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from docs.status_page import status_advice, status_example, status_fields
+from schemas.wire.gateway_api import ApiRequest, ApiResponse
 from schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
@@ -26,6 +27,13 @@ from schemas.wire.messages import (
     CancelledRequests,
     DirectRuns,
     RequestEnvelope,
+)
+from schemas.wire.observation import (
+    BatchedRequest,
+    BatchEndReport,
+    BatchReport,
+    ObserveRequest,
+    TraceReport,
 )
 from weir.doctor.checks import CHECKS
 from weir.options import SERVE, Option, options_of
@@ -88,6 +96,11 @@ def message_fields() -> str:
             DirectRuns._fields,
         )
     )
+    api_request, api_response, observe, batch_report, batch_end, trace_report = (
+        ", ".join(record.__struct_fields__)
+        for record in (ApiRequest, ApiResponse, ObserveRequest, BatchReport, BatchEndReport, TraceReport)
+    )
+    batched = ", ".join(BatchedRequest._fields)
     rows = [
         ("frame", "gateway → scheduler", f"gateway, [envelope …] with envelope = ({envelope})"),
         ("batch", "scheduler → worker", f"{batch} with entry = ({entry})"),
@@ -123,6 +136,11 @@ def message_fields() -> str:
             "(segment, slot, generation, offset, size) of a piece, or nothing to ask for the owner's address",
         ),
         ("readiness", "gateway, worker → worker", "model, version; the answer is whether it is ready"),
+        ("API request", "console → gateway, and its answer", f"{api_request}; the answer is {api_response}"),
+        ("observe request", "console → gateways, schedulers", observe),
+        ("batch report", "scheduler → console", f"{batch_report} with request = ({batched})"),
+        ("batch end report", "scheduler → console", batch_end),
+        ("trace report", "gateway → console", trace_report),
         ("repository view", "worker → gateway", "worker, the problem of each model by name (empty: none)"),
     ]
     return _table(("message", "way", "fields"), rows)

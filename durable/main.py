@@ -31,6 +31,7 @@ from client.dispatch import DispatchOptions, RequestDispatcher
 from client.model_control import ModelControl
 from client.payload_store import PayloadStore
 from client.regions import RegionDirectory
+from client.trace_feed import TraceFeed
 from client.tracing import Tracing
 from client.traffic.counters import TrafficCounters, TrafficTotals
 from durable.api.reporting import CounterReporter, read_counters
@@ -107,6 +108,7 @@ class _Process:
         self._id = id
         self._bus = bus
         self._tracing = Tracing(_trace_config(settings))
+        self._trace_feed = TraceFeed(bus, id, self._tracing, "durable")
         self._registry = RegistryView(bus)
         self._catalog = Catalog(self._registry, strict_readiness=True)
         self._payloads = PayloadStore(PayloadArena(id), self._registry.model_shares_memory)
@@ -162,6 +164,7 @@ class _Process:
         stops.callback(self._durable.stop)
         stops.push_async_callback(self._tracing.stop)
         await self._inference.start(background)  # stopped together with the work
+        await self._trace_feed.start()
         await _follow_settings(self._bus, log, self._tracing)
         await self._traffic.start()
         await self._traffic_totals.start()

@@ -34,6 +34,7 @@ from client.dispatch import DispatchOptions, RequestDispatcher
 from client.model_control import ModelControl
 from client.payload_store import PayloadStore
 from client.readiness import Readiness
+from client.trace_feed import TraceFeed
 from client.tracing import Tracing
 from client.traffic.counters import TrafficCounters, TrafficTotals
 from cluster.counters.collection import Statistics
@@ -299,6 +300,7 @@ class _Gateway:
         stops.push_async_callback(self._traffic.stop)
         stops.push_async_callback(self._tracing.stop)
         await self._inference.start(background)  # stopped with the frontends
+        await TraceFeed(self._bus, self._id, self._tracing, "nats").start()
         await self._readiness.start()
         await self._registry.start(background)
         await self._known.start(background)

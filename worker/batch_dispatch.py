@@ -296,7 +296,7 @@ class BatchDispatcher:
         if self._remote is None or not self._remote.needs_fetch(batch):
             self._dispatch(batch)
             return
-        running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch)
+        running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch, self._worker_id)
         result = self.models.get(batch.model)
         # An ensemble passes the references of its request on; the workers of its steps fetch the tensors.
         config = None if result is None else result.config
@@ -332,7 +332,7 @@ class BatchDispatcher:
             else:
                 self._submit_microbatch(batch, instance, fetched)
             return
-        running = self._held[batch.scheduler, batch.batch_id] = fetched or RunningBatch(batch)
+        running = self._held[batch.scheduler, batch.batch_id] = fetched or RunningBatch(batch, self._worker_id)
         instance.submit(running)
 
     def _dispatch_failed(self, _error: Exception, batch: BatchMessage, _fetched: RunningBatch | None = None) -> None:
@@ -354,7 +354,7 @@ class BatchDispatcher:
         self.publish(BatchUpdate(batch.scheduler, completion, responses))
 
     def _submit_microbatch(self, batch: BatchMessage, instance: ModelInstance, fetched: RunningBatch | None) -> None:
-        microbatch = Microbatch(batch, instance, self._part_ids, self.publish, fetched)
+        microbatch = Microbatch(batch, instance, self._part_ids, self.publish, fetched, self._worker_id)
         self._held[batch.scheduler, batch.batch_id] = microbatch
         for part in microbatch.parts:
             self._microbatches[part.message.batch_id] = microbatch
@@ -363,7 +363,7 @@ class BatchDispatcher:
 
     def _submit_whole(self, batch: BatchMessage, instance: ModelInstance, fetched: RunningBatch | None) -> None:
         """Submits a microbatch to an instance that runs its requests from one message."""
-        running = fetched or RunningBatch(batch)
+        running = fetched or RunningBatch(batch, self._worker_id)
         if not batch.is_series:
             running.message = replace(batch, is_series=True)
         self._held[batch.scheduler, batch.batch_id] = running

@@ -96,6 +96,8 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (f"{anything(live.counters)}.*", ROLES, (GATEWAY, *OBSERVERS)),
     (live.API_REQUEST, (CONSOLE,), (GATEWAY,)),
     (f"{anything(live.api_replies)}.*", (GATEWAY,), (CONSOLE,)),
+    (live.OBSERVE, OBSERVERS, (GATEWAY, SCHEDULER)),
+    (anything(live.observed), (GATEWAY, SCHEDULER), OBSERVERS),
     (anything(live.readiness), (GATEWAY, WORKER), (WORKER,)),
     (f"{anything(live.readiness_replies)}.*", (WORKER,), (GATEWAY, WORKER)),
     (live.REPOSITORY_QUERY, (GATEWAY,), (WORKER,)),

@@ -44,6 +44,8 @@ RESERVED_TOKENS = frozenset(
         "live",
         "lost",
         "lost-attempts",
+        "observe",
+        "observed",
         "owner",
         "peers",
         "presence",

@@ -270,6 +270,15 @@ def api_replies(requester: str) -> str:
     return f"api.answer.{requester}"
 
 
+OBSERVE = "observe.request"
+"""Requests of observers to all schedulers, gateways and `weir durable` to report batches and requests."""
+
+
+def observed(observer: str) -> str:
+    """Reports of batches and requests for one observer (`schemas.wire.observation`)."""
+    return f"observed.{observer}"
+
+
 def registry_key(worker: str, model: str | None = None) -> str:
     """The registry key of a worker, or of one of its models."""
     return worker if model is None else f"{worker}.{token(model)}"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from client.catalog import ServedModel
 from client.in_flight import PendingRequest
+from client.tracing import NOT_TRACED, Sampling
 from gateway.access import add_parameters
 from gateway.context import GatewayContext
 from gateway.grpc.call import GrpcCall, UnaryCall
@@ -194,26 +195,26 @@ class InferSubmitter:
         decoded: DecodedRequest,
         served: ServedModel,
         on_response: OnResponse,
-        is_traced: bool | None = None,
+        sampling: Sampling | None = None,
     ) -> PendingRequest:
         """Submits a decoded request of `call`. Raises WeirError if it is rejected.
 
-        `is_traced` is the trace sampling decision if it was made before.
+        `sampling` is the trace sampling decision if it was made before.
         """
         head = call.head
         request = request_from_message(decoded.message, decoded.raw_contents, find_region=self._find_region)
         tracing = self._inference.tracing
-        if is_traced is None:
-            is_traced = tracing.is_on and tracing.samples(served.name, head.traceparent)
+        if sampling is None:
+            sampling = tracing.samples(served.name, head.traceparent) if tracing.is_on else NOT_TRACED
         request.traceparent, request.tracestate = head.traceparent, head.tracestate
         request.deadline_ms = call.deadline_ms
-        if is_traced:
+        if sampling:
             now_ns = time.time_ns()
             request.arrival = ("GRPC_WAITREAD_START", now_ns), ("GRPC_WAITREAD_END", now_ns)
         request.traffic_key = _traffic_key(call, served)
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
-        pending = self._inference.submit(request, partial(on_response, served, request), is_traced=is_traced)
+        pending = self._inference.submit(request, partial(on_response, served, request), sampling=sampling)
         if isinstance(decoded.data, bytes) and not head.forwarded and not self._inference.caches(served):
             self._prepared.keep(request, served, decoded.data, decoded.raw_contents)
         return pending
@@ -235,9 +236,10 @@ class InferSubmitter:
         if served.config.is_decoupled and not takes_decoupled:
             return None
         tracing = self._inference.tracing
-        if tracing.is_on and tracing.samples(served.name, call.head.traceparent):
+        sampling = tracing.samples(served.name, call.head.traceparent) if tracing.is_on else NOT_TRACED
+        if sampling:
             decoded = DecodedRequest(data, *decode_request(data))
-            return served, self.submit(call, decoded, served, on_response, True)
+            return served, self.submit(call, decoded, served, on_response, sampling)
         on_response = partial(on_response, served, request)
         packed = prepared.pack(data)
         key = _traffic_key(call, served)

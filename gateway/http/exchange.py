@@ -19,6 +19,7 @@ from client.in_flight import PendingRequest
 from client.payload_store import SLOT_FROM_BYTES
 from client.request_headers import DEADLINE_HEADER, read_deadline_ms
 from client.request_templates import RequestTemplate
+from client.tracing import NOT_TRACED, Sampling
 from gateway.access import add_parameters
 from gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
 from gateway.connection_memory import no_memory
@@ -332,8 +333,8 @@ class InferExchange:
             served = self._context.catalog.resolve(self._model, self._version)
             prepared = None
             tracing = self._context.inference.tracing
-            is_traced = tracing.is_on and tracing.samples(served.name, self.traceparent)
-            length = 0 if is_traced else self._template_header_length()
+            sampling = tracing.samples(served.name, self.traceparent) if tracing.is_on else NOT_TRACED
+            length = 0 if sampling else self._template_header_length()
             if length:
                 prepared = served.templates.find(self._version, self._content(), length)
             if prepared is not None and (self._slot is not None or not prepared.refers):
@@ -344,10 +345,10 @@ class InferExchange:
                     ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
                 )
             if self.encoding and is_compressed(self.encoding):
-                self._decompress(served, is_traced)
+                self._decompress(served, sampling)
                 return
             content, found_room = self._content(), self._slot is not None or self._received <= SLOT_FROM_BYTES
-            request = self._parse_and_submit(served, is_traced)
+            request = self._parse_and_submit(served, sampling)
             if length and found_room and request is not None and not self._context.inference.caches(served):
                 served.templates.keep(request, content, length)
         except WeirError as error:
@@ -375,7 +376,7 @@ class InferExchange:
             return self.body  # type: ignore[no-any-return]
         return self._slot.view[self._padding : self._padding + self._received]
 
-    def _decompress(self, served: ServedModel, is_traced: bool) -> None:
+    def _decompress(self, served: ServedModel, sampling: Sampling) -> None:
         inflation = BodyInflation(self.body, self._context.limits.input_size)
         self.body = b""
         is_complete = inflation.advance(IN_PLACE_BYTES)
@@ -385,7 +386,7 @@ class InferExchange:
 
         def submit(_result: None) -> None:
             self.body = inflation.content
-            self._parse_and_submit(served, is_traced)
+            self._parse_and_submit(served, sampling)
 
         if is_complete:
             submit(None)
@@ -400,39 +401,37 @@ class InferExchange:
         self._inflated_bytes += size
         return True
 
-    def _parse_and_submit(self, served: ServedModel, is_traced: bool) -> InferRequest | None:
+    def _parse_and_submit(self, served: ServedModel, sampling: Sampling) -> InferRequest | None:
         """Parses and submits the request. Returns None if a helper process parses it: then it is submitted later."""
         limits = self._context.limits
         body = self._content()
         header_length = None if self.header_length is None else parse_header_length(self.header_length)
         if header_length == 0 or (header_length is None and not body):
             return self._submit_parsed(
-                parse_raw_request(self._model, self._version, body, served.config, limits), is_traced
+                parse_raw_request(self._model, self._version, body, served.config, limits), sampling
             )
         json_bytes = len(body) if header_length is None else header_length
         if OFF_LOOP_BYTES < json_bytes <= len(body):
             view = memoryview(body)
             content = view[json_bytes:]
             job = json_job(self._model, self._version, view[:json_bytes], len(content), limits)
-            self._after(self._context.offload.start(READ_JSON, job), partial(self._on_outline, is_traced, content))
+            self._after(self._context.offload.start(READ_JSON, job), partial(self._on_outline, sampling, content))
             return None
         return self._submit_parsed(
             parse_infer_request(self._model, self._version, body, header_length, limits, self._context.regions.find),
-            is_traced,
+            sampling,
         )
 
-    def _on_outline(self, is_traced: bool, content: memoryview, parts: list[memoryview]) -> None:
+    def _on_outline(self, sampling: Sampling, content: memoryview, parts: list[memoryview]) -> None:
         document = outline_document(parts)
         limits, find_region = self._context.limits, self._context.regions.find
-        self._submit_parsed(
-            read_document(self._model, self._version, document, content, limits, find_region), is_traced
-        )
+        self._submit_parsed(read_document(self._model, self._version, document, content, limits, find_region), sampling)
 
-    def _submit_parsed(self, request: InferRequest, is_traced: bool) -> InferRequest:
+    def _submit_parsed(self, request: InferRequest, sampling: Sampling) -> InferRequest:
         request.traceparent, request.tracestate = self.traceparent, self.tracestate
         if self.deadline is not None:
             request.deadline_ms = read_deadline_ms(self.deadline)
-        if is_traced:
+        if sampling:
             now_ns = time.time_ns()
             request.arrival = ("HTTP_RECV_START", self._received_ns or now_ns), ("HTTP_RECV_END", now_ns)
         if self._sticky:
@@ -440,7 +439,7 @@ class InferExchange:
         if self._raw_headers is not None:
             forwarded = self._context.access.http_parameters(self._raw_headers)
             request.parameters = add_parameters(request.parameters, forwarded)
-        self._pending = self._context.inference.submit(request, self._on_response, self._slot, is_traced)
+        self._pending = self._context.inference.submit(request, self._on_response, self._slot, sampling)
         self._slot = None
         return request
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from scheduler.batching.request import QueuedRequest
 from scheduler.placement.instances import Instance
 from schemas.wire.messages import SequencePosition
+from schemas.wire.observation import BatchReason
 from schemas.wire.registry import Heartbeat
 
 
@@ -18,7 +19,8 @@ class Batch:
     its slot. `places` holds one place for each request of a sequence. `has_deadlines`: some requests may have a
     deadline. `released`: the instance has received another batch while responses of this one are still to come.
     `is_microbatch`: a microbatch, whose requests are executed one after another. `is_batch_lane`: all requests are of
-    the batch lane. `has_lanes`: the batch is for an ensemble, whose steps inherit the lanes of its requests.
+    the batch lane. `has_lanes`: the batch is for an ensemble, whose steps inherit the lanes of its requests. `reason` is
+    why it was sent, for observers.
     """
 
     __slots__ = (
@@ -30,6 +32,7 @@ class Batch:
         "is_microbatch",
         "padding_rows",
         "places",
+        "reason",
         "released",
         "requests",
         "version",
@@ -47,6 +50,7 @@ class Batch:
         self.is_microbatch = False
         self.is_batch_lane = False
         self.has_lanes = False
+        self.reason = BatchReason.FREE
 
     @property
     def active_requests(self) -> list[QueuedRequest]:

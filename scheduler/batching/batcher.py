@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
 from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE, NEVER_US, LevelRules, OrderedQueue, QueueRules
+from schemas.wire.observation import BatchReason
 
 _MIN_CANCELLED = 64
 
@@ -36,6 +37,8 @@ class Batcher(ABC):
         self._queue: deque[QueuedRequest] | OrderedQueue = self._fifo if rules.is_plain else self._ordered
         self.is_timed = not rules.is_plain  # some requests may have timeouts or deadlines
         self._forming: list[QueuedRequest] = []  # taken off the queue for the next batch, but still waiting
+        self.reason = BatchReason.SINGLE
+        """Why the last batch that `next_batch` returned was complete."""
 
     def __len__(self) -> int:
         """Requests waiting."""

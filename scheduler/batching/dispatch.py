@@ -17,6 +17,7 @@ from scheduler.batching.microbatcher import Microbatcher
 from scheduler.batching.request import QueuedRequest, total_rows
 from scheduler.batching.request_queue import NEVER_US
 from scheduler.placement.instances import Instance, Placement
+from schemas.wire.observation import BatchReason
 
 STAGES_AFTER_US = 1_000_000
 """Events may be staged behind a running batch this long after the last live request."""
@@ -114,11 +115,15 @@ class Dispatch:
             if microbatcher is not None and (more := microbatcher.more(requests[0], placement.free_places)):
                 requests += more
                 is_microbatch = True
-            batches.append(self._send(instance, requests, now_us, lane, is_microbatch))
+            batch = self._send(instance, requests, now_us, lane, batcher.reason)
+            if is_microbatch:
+                batch.is_microbatch = True
+                batch.reason = BatchReason.TOGETHER
+            batches.append(batch)
         return NEVER_US
 
     def _send(
-        self, instance: Instance, requests: list[QueuedRequest], now_us: int, lane: int, is_microbatch: bool
+        self, instance: Instance, requests: list[QueuedRequest], now_us: int, lane: int, reason: BatchReason
     ) -> Batch:
         """Creates a batch of these requests, and of requests of later lanes that may join, and marks it as in flight."""
         lanes, placement = self._lanes, self._placement
@@ -130,7 +135,7 @@ class Dispatch:
             rows -= lanes.add_backfill(requests, lane, self._budget)
         batch = Batch(self._draw_id(), self._version, instance, requests)
         batch.has_deadlines = lanes.is_timed
-        batch.is_microbatch = is_microbatch
+        batch.reason = reason
         batch.has_lanes = lanes.live.has_steps and not lanes.is_live_only
         if lane == BATCH and self._budget is not None:
             batch.is_batch_lane = True
@@ -188,5 +193,5 @@ class Dispatch:
                     jobs.put_back(requests[number:])
                     del requests[number:]
                     break
-            batches.append(self._send(instance, requests, now_us, BATCH, is_microbatch=False))
+            batches.append(self._send(instance, requests, now_us, BATCH, jobs.reason))
         return NEVER_US

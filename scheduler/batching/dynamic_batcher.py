@@ -20,6 +20,7 @@ from scheduler.batching.batcher import Batcher
 from scheduler.batching.custom_strategy import GuardedStrategy
 from scheduler.batching.request import QueuedRequest, total_rows
 from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE, LevelRules, QueueRules
+from schemas.wire.observation import BatchReason
 
 MAX_BATCH_BYTES = 4 << 20
 """Bodies of one batch together: its message must stay well below the broker's limit."""
@@ -120,8 +121,11 @@ class DynamicBatcher(Batcher):
         length = len(forming)
         if self._preferred_length and not (due and self._delay_us):
             length = self._preferred_length
+            self.reason = BatchReason.PREFERRED if self._has_preferred else BatchReason.FULL
         elif not (complete or due):
             return None
+        else:
+            self.reason = self._reason(due)
         self._forming = []
         batch = forming
         if length < len(forming):
@@ -132,6 +136,16 @@ class DynamicBatcher(Batcher):
         if self._queue is self._ordered:
             self._ordered.leave(batch)
         return batch
+
+    def _reason(self, due: bool) -> BatchReason:
+        """Returns why the whole prefix may be sent; `due`: its oldest request has waited for the delay, if there is one."""
+        if self._size >= self._max_batch_size:
+            return BatchReason.FULL
+        if self._closed_by is not None:
+            return BatchReason.CLOSED
+        if due:
+            return BatchReason.DELAY if self._delay_us else BatchReason.FREE
+        return BatchReason.ALONE if self._forming[0].runs_alone else BatchReason.PREFERRED
 
     def ready_at_us(self) -> int:
         """Returns when the oldest request will have waited for the delay; its arrival if no delay applies."""
@@ -218,6 +232,7 @@ class EnsembleBatcher(Batcher):
 
     def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> None:
         super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False))
+        self.reason = BatchReason.TOGETHER
 
     def another(self) -> EnsembleBatcher:
         """Returns an empty batcher with the same queue size."""

@@ -38,6 +38,7 @@ from schemas.config.model_config import ModelConfig
 from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from schemas.wire.messages import NO_REPLY, BatchOutcome
+from schemas.wire.observation import BatchReason
 
 MAX_WAITING = 100_000
 """Requests of one lane that may wait for one version, of all sequences together."""
@@ -577,6 +578,7 @@ class SequenceBatch(Batch):
     ) -> None:
         super().__init__(id, version, instance, requests)
         self.sequences = sequences
+        self.reason = BatchReason.SEQUENCE
 
     def requests_at(self, rows: Iterable[int]) -> list[QueuedRequest]:
         """Returns the requests at these rows, counting padding rows."""

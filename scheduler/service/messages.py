@@ -24,8 +24,8 @@ GRANT_MS = 200
 """For how long a worker may run requests of its own itself after a batch with one of them."""
 
 
-def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) -> bytes:
-    """Returns the message that sends a batch to its worker; counts the batch."""
+def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int, sent_ns: int = 0) -> bytes:
+    """Returns the message that sends a batch to its worker; counts the batch. `sent_ns` is the unix time, for traces."""
     requests, rows = batch.requests, batch_rows(batch, now_us)
     for executed in (1,) * len(requests) if batch.is_microbatch else (len(requests),):
         owned.counters.batch_requests.add(executed)
@@ -45,6 +45,7 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int) 
         owned.queue.partition,
         DirectGrant(GRANT_MS, request_us) if request_us else None,
         checkpoint_names(scheduler, batch) if isinstance(batch, SequenceBatch) else [],
+        sent_ns,
     ).pack()
 
 

@@ -27,6 +27,7 @@ from bus.naming import subjects
 from bus.naming.live_queues import LiveQueue
 from bus.naming.reserved_subjects import may_reply_to
 from bus.nats.connection import Bus, Message
+from bus.observation import Observed
 from bus.streams.declarations import ensure_streams, live_pull_group
 from bus.streams.pull import StandingPull
 from runtime.containment import contained
@@ -45,6 +46,7 @@ from scheduler.service.former_sequences import SequenceReports, SequenceSurvey
 from scheduler.service.known_models import KnownModelStore
 from scheduler.service.lease_gate import LeaseGate
 from scheduler.service.messages import batch_message, cancellation_messages, error_responses
+from scheduler.service.observation import BatchFeed
 from scheduler.service.owned_queue import (
     AckBundle,
     Intake,
@@ -140,6 +142,8 @@ class SchedulerService:
         self._retired = RetiredCounters()
         self._batches: dict[int, OwnedQueue] = {}
         self._batch_ids = count(1)
+        self._observed = Observed(bus)
+        self._feed = BatchFeed(self._observed, scheduler_id)
         self.acks = AckBundle(bus.publish)
         self._context = QueueContext(self._mark_dirty, bus.publish, TotalBufferedFrames(), self.acks)
         self.known = KnownModelStore(bus, self.registry, self._owns, options.scale_to_zero)
@@ -179,6 +183,7 @@ class SchedulerService:
         await self._bus.subscribe(subjects.lost(self._id, "*"), self.lease_gate.guard(self._on_lost))
         await self._bus.subscribe(subjects.STATISTICS_QUERY, self._on_statistics_query)
         await self._survey.start()
+        await self._observed.start()
 
     async def serve(
         self, queue: LiveQueue, consumer: str, epoch: int = 0, former: SequenceReports | None = None
@@ -386,6 +391,8 @@ class SchedulerService:
     @contained(on_error="_queue_failed")
     def _end_batch(self, owned: OwnedQueue, now_us: int, completion: Sequence[Any]) -> None:
         batch_id, outcome, busy_us, rescheduled = completion
+        if self._feed.is_on:
+            self._feed.ended(batch_id, outcome, busy_us)
         if outcome == BatchOutcome.ANSWERED and not rescheduled:
             self._batches.pop(batch_id, None)
             self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled))
@@ -562,7 +569,8 @@ class SchedulerService:
 
     @contained(on_error="_sending_failed")
     def _send(self, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
-        message = batch_message(self._id, owned, batch, now_us)
+        is_observed = self._feed.is_on
+        message = batch_message(self._id, owned, batch, now_us, time.time_ns() if is_observed else 0)
         if logs_requests(logger):
             where = f"instance {batch.instance.number} of version {batch.version} on {batch.instance.worker}"
             for request in batch.requests:
@@ -570,6 +578,8 @@ class SchedulerService:
         self._batches[batch.id] = owned
         worker = batch.instance.worker
         self._bus.publish(subjects.work(worker), message, subjects.lost(self._id, worker))
+        if is_observed:
+            self._feed.sent(owned.name, batch, now_us)
 
     def _sending_failed(self, _error: Exception, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
         self._batches.pop(batch.id, None)

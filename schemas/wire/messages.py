@@ -168,7 +168,8 @@ class BatchMessage(Message, frozen=True):
     the requests run one after another, each alone, whatever the model's configuration says. The requests come from queue
     `partition` of the model, which the scheduler owns since `epoch`. With a `grant` the worker may run further requests of
     its own for this version itself, on instances that run nothing. `checkpoints`
-    are the names of the sequences whose states are checkpointed.
+    are the names of the sequences whose states are checkpointed. `sent_ns` is when the batch was sent (unix time), 0 where
+    no process observes batches.
     """
 
     scheduler: SubjectToken
@@ -183,6 +184,7 @@ class BatchMessage(Message, frozen=True):
     partition: _Epoch = 0
     grant: DirectGrant | None = None
     checkpoints: list[CheckpointName] = []  # noqa: RUF012 - msgspec copies an empty default
+    sent_ns: NonNegative = 0
 
 
 class BatchOutcome(IntEnum):
@@ -265,8 +267,17 @@ def unpack_completions(
 ResponseRun = tuple[str, int]
 """One run of a decoupled model: its id, and how many responses it sent before."""
 
-Timestamps = dict[str, int]
-"""When a traced request passed the stages of its way: unix nanoseconds by the names of Triton's trace timestamps."""
+Timestamps = dict[str, int | Annotated[str, Meta(max_length=256)]]
+"""When a traced request passed the stages of its way: unix nanoseconds by the names of Triton's trace timestamps.
+
+With them come the numbers `BATCH_ID`, `BATCH_SIZE` and `INSTANCE` and the names `SCHEDULER` and `WORKER` of its batch.
+"""
+
+
+def timestamp(timestamps: Timestamps, name: str, default_ns: int = 0) -> int:
+    """One of the times, in unix nanoseconds; `default_ns` where it is missing."""
+    value = timestamps.get(name, default_ns)
+    return value if isinstance(value, int) else default_ns
 
 
 class ResponseEnvelope(msgspec.Struct):

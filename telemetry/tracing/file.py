@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from telemetry.tracing.trace import WORKER_RECEIVED, Trace
+from telemetry.tracing.trace import OWN_TIMESTAMPS, Trace
 
 logger = logging.getLogger("weir.trace")
 
@@ -95,7 +95,7 @@ class TraceBuffer:
 def _records(trace: Trace) -> list[dict[str, Any]]:
     """Returns the trace in Triton's format and order: HTTP's first timestamps precede the header, gRPC's follow it."""
     to_monotonic = time.monotonic_ns() - time.time_ns()
-    timestamps = [(name, ns + to_monotonic) for name, ns in trace.timestamps if name != WORKER_RECEIVED]
+    timestamps = [(name, ns + to_monotonic) for name, ns in trace.timestamps if name not in OWN_TIMESTAMPS]
 
     def stamps(*names: str) -> list[dict[str, Any]]:
         return [{"id": trace.id, "timestamps": [{"name": n, "ns": ns}]} for n, ns in timestamps if n in names]

@@ -27,7 +27,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from telemetry.tracing.context import new_span_id
 from telemetry.tracing.settings import TraceConfig
-from telemetry.tracing.trace import WORKER_RECEIVED, Trace
+from telemetry.tracing.trace import OWN_TIMESTAMPS, WORKER_RECEIVED, Trace
 
 EXPORT_TIMEOUT_S = 5.0
 """How long the export of one batch may take, including retries; then it is lost."""
@@ -88,7 +88,7 @@ class SpanExport:
         status = Status(StatusCode.ERROR, trace.error) if trace.error else Status()
         start_ns = trace.first("REQUEST_START")
         end_ns = max(ns for _, ns in trace.timestamps)
-        frontend_events = [e for e in trace.timestamps if e[0] not in (*_REQUEST, *_COMPUTE, WORKER_RECEIVED)]
+        frontend_events = [e for e in trace.timestamps if e[0] not in (*_REQUEST, *_COMPUTE, *OWN_TIMESTAMPS)]
         spans = [
             span(
                 "InferRequest",

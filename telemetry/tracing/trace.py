@@ -1,7 +1,8 @@
 """`Trace`: the timestamps and tensors of one traced request, independent of the exporter.
 
-Timestamps have Triton's names, plus one of ours: `WORKER_RECEIVED`, when the batch reached its worker. All times are
-unix nanoseconds by the clock of the role that took them.
+Timestamps have Triton's names, plus three of ours: `FRAME_SENT`, when the request left its caller, `BATCH_SENT`, when its
+scheduler sent the batch (while a process observes batches), and `WORKER_RECEIVED`, when the batch reached its worker. All
+times are unix nanoseconds by the clock of the role that took them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,15 @@ import numpy as np
 from schemas.core.tensors import Tensor, as_array, unpack_bytes
 from telemetry.tracing.context import TraceContext, format_traceparent, new_span_id, new_trace_id
 
+FRAME_SENT = "FRAME_SENT"
+BATCH_SENT = "BATCH_SENT"
 WORKER_RECEIVED = "WORKER_RECEIVED"
+OWN_TIMESTAMPS = frozenset((FRAME_SENT, BATCH_SENT, WORKER_RECEIVED))
+"""The timestamps that Triton lacks, which its trace files do not have."""
 
 _WORKER_TIMESTAMPS = (
     "QUEUE_START",
+    BATCH_SENT,
     WORKER_RECEIVED,
     "COMPUTE_START",
     "COMPUTE_INPUT_END",
@@ -45,18 +51,23 @@ class Trace:
     """One traced request, from its arrival to its response. `parent` is the position in the caller's trace, if any.
 
     `traceparent` is what the request carries on: the position of the model's span. With `is_exported` the ids are
-    those of exported spans, which the sampled flag shows.
+    those of exported spans, which the sampled flag shows. `observers` get a report of the trace; if it `is_recorded`, it is
+    also written or exported. `batch` has the facts about its batch that came with the worker's timestamps.
     """
 
     __slots__ = (
+        "batch",
         "error",
         "id",
+        "is_recorded",
         "model_name",
         "model_version",
+        "observers",
         "parent",
         "request_id",
         "root_span_id",
         "span_id",
+        "status",
         "tensors",
         "timestamps",
         "trace_id",
@@ -85,17 +96,24 @@ class Trace:
         self.timestamps: list[tuple[str, int]] = []
         self.tensors: list[TracedTensor] = []
         self.error = ""
+        self.status = 200  # of HTTP
+        self.is_recorded = True
+        self.observers: tuple[str, ...] = ()
+        self.batch: Mapping[str, int | str] = {}
 
     def mark(self, name: str, at_ns: int = 0) -> None:
         """Adds a timestamp: now, or the given time."""
         if len(self.timestamps) < MAX_TIMESTAMPS:
             self.timestamps.append((name, at_ns or time.time_ns()))
 
-    def add_worker_timestamps(self, timestamps: Mapping[str, int]) -> None:
+    def add_worker_timestamps(self, timestamps: Mapping[str, int | str]) -> None:
         """Adds the timestamps of a worker that came with a response; unknown names are ignored."""
         for name in _WORKER_TIMESTAMPS:
-            if 0 < timestamps.get(name, 0) < _LATEST_NS:
-                self.mark(name, timestamps[name])
+            at_ns = timestamps.get(name, 0)
+            if isinstance(at_ns, int) and 0 < at_ns < _LATEST_NS:
+                self.mark(name, at_ns)
+        if "BATCH_ID" in timestamps:
+            self.batch = timestamps
 
     def add_tensors(self, activity: str, tensors: Sequence[Tensor]) -> None:
         """Adds tensors whose data is in memory, as text."""

@@ -96,7 +96,7 @@ ROOMS = {
         "api",
         "main",
     ),
-    "cluster": ("counters status", "rates"),
+    "cluster": ("counters observation status", "rates"),
     "perf": (
         "inputs load",
         "clients",
@@ -106,7 +106,7 @@ ROOMS = {
     "client": (
         "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing"
         " traffic",
-        "catalog",
+        "catalog trace_feed",
         "cache message_bodies readiness",
         "in_flight",
         "outbox responses",
@@ -116,7 +116,7 @@ ROOMS = {
         "naming",
         "links",
         "nats",
-        "payloads streams",
+        "observation payloads streams",
         "kv",
     ),
     "repository": (

@@ -31,7 +31,7 @@ from schemas.wire.messages import (
 )
 from schemas.wire.request_body import body_ref, unpack_body
 from telemetry.logs import log_request, logs_requests
-from telemetry.tracing.trace import WORKER_RECEIVED
+from telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
 from worker.backend_api.interface import ModelVersion, Result
 from worker.ensembles.backend import EnsembleModel
 from worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimiter
@@ -414,11 +414,18 @@ class _OpenRequest:
         to_unix = time.time_ns() - time.monotonic_ns()
         received_ns = self._batch.running.received_ns + to_unix
         at_ns = self._start_ns + to_unix
-        timestamps = {
+        message = self._batch.running.message
+        timestamps: Timestamps = {
             "QUEUE_START": received_ns - self._entry.queued_us * 1000,
             WORKER_RECEIVED: received_ns,
             "COMPUTE_START": at_ns,
+            "BATCH_ID": message.batch_id,
+            "BATCH_SIZE": len(message.entries),
+            "SCHEDULER": message.scheduler,
+            "WORKER": self._batch.running.worker,
         }
+        if message.sent_ns:
+            timestamps[BATCH_SENT] = message.sent_ns
         names = ("COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")
         for name, phase_ns in zip(names, self._phases_ns, strict=True):
             at_ns += phase_ns

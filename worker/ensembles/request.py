@@ -27,7 +27,7 @@ from schemas.core.errors import Reason, WeirError, internal, invalid, unavailabl
 from schemas.core.request_limits import is_cancelled_error
 from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, Parameters, RequestedOutput
 from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.messages import Timestamps
+from schemas.wire.messages import Timestamps, timestamp
 from worker.backend_api.inference_client import InferenceClient
 from worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
 from worker.ensembles.step_templates import StepTemplates, signature_of
@@ -241,9 +241,9 @@ class EnsembleRequest:
     def _count(self, timestamps: Timestamps | None) -> None:
         if not timestamps:
             return
-        start = timestamps.get("COMPUTE_START", 0)
+        start = timestamp(timestamps, "COMPUTE_START")
         for position, name in enumerate(("COMPUTE_INPUT_END", "COMPUTE_OUTPUT_START", "COMPUTE_END")):
-            end = timestamps.get(name, start)
+            end = timestamp(timestamps, name, start)
             self.phases_ns[position] += max(0, end - start)
             start = end
 

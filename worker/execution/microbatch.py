@@ -29,22 +29,23 @@ class Microbatch:
     """The `parts` of one batch message on their way through `instance`. Thread-safe where methods do not say otherwise.
 
     `ids` yields ids below 0 for the parts, which no scheduler uses. `publish` gets the updates of the whole, in any thread.
-    `fetched` is the batch with its remote payloads, if it had to wait for them.
+    `fetched` is the batch with its remote payloads, if it had to wait for them. `worker` is the id of this worker.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a batch, and what it needs of its worker
         self,
         message: BatchMessage,
         instance: ModelInstance,
         ids: Iterator[int],
         publish: Callable[[BatchUpdate], None],
         fetched: RunningBatch | None = None,
+        worker: str = "",
     ) -> None:
         self.instance = instance
         self.message = message
         self._publish = publish
         self.parts = [
-            RunningBatch(replace(message, batch_id=next(ids), entries=[entry], is_series=False))
+            RunningBatch(replace(message, batch_id=next(ids), entries=[entry], is_series=False), worker, message)
             for entry in message.entries
         ]
         if fetched is not None:

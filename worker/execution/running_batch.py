@@ -9,7 +9,7 @@ from types import MappingProxyType
 from bus.payloads.fetch_plan import Outcome
 from schemas.core.tensors import PayloadRef
 from schemas.wire.messages import BatchMessage, Timestamps
-from telemetry.tracing.trace import WORKER_RECEIVED
+from telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
 from worker.backend_api.interface import Execution
 
 _NO_SEQUENCES: Mapping[int, int | str] = MappingProxyType({})
@@ -23,6 +23,7 @@ class RunningBatch:
     The event loop creates and cancels it; any thread may read it. `has_deadlines` spares batches without deadlines, which
     most are, from looking at the clock. `fetched` has the payloads from other hosts, or the reasons why they were lost.
     `requeue` is set while an instance runs a microbatch from one message: it requeues the requests that have not started.
+    For traces, `worker` is the id of this worker and `whole` the message that the batch is a part of.
     """
 
     __slots__ = (
@@ -34,10 +35,14 @@ class RunningBatch:
         "received_ns",
         "requeue",
         "sequence_ids",
+        "whole",
+        "worker",
     )
 
-    def __init__(self, message: BatchMessage) -> None:
+    def __init__(self, message: BatchMessage, worker: str = "", whole: BatchMessage | None = None) -> None:
         self.message = message
+        self.worker = worker
+        self.whole = message if whole is None else whole
         self.received_ns = time.monotonic_ns()
         self.has_deadlines = False
         for entry in message.entries:
@@ -66,17 +71,29 @@ class RunningBatch:
 
 
 def trace_timestamps(batch: RunningBatch, index: int, execution: Execution) -> Timestamps:
-    """Triton's trace timestamps of the request at `index` of the batch, in Unix nanoseconds, up to its response."""
+    """Triton's trace timestamps of the request at `index` of the batch, in Unix nanoseconds, up to its response.
+
+    With them come the facts about its batch that `schemas.wire.messages.Timestamps` lists.
+    """
     now_ns = time.monotonic_ns()
     to_unix = time.time_ns() - now_ns
     infer_end_ns = execution.infer_end_ns
     if infer_end_ns < execution.input_end_ns:
         infer_end_ns = now_ns  # the model still runs, or failed before the end of its run
-    return {
+    message = batch.whole
+    timestamps: Timestamps = {
         "QUEUE_START": batch.received_ns + to_unix - batch.message.entries[index].queued_us * 1000,
         WORKER_RECEIVED: batch.received_ns + to_unix,
         "COMPUTE_START": execution.start_ns + to_unix,
         "COMPUTE_INPUT_END": execution.input_end_ns + to_unix,
         "COMPUTE_OUTPUT_START": infer_end_ns + to_unix,
         "COMPUTE_END": now_ns + to_unix,
+        "BATCH_ID": message.batch_id,
+        "BATCH_SIZE": len(message.entries),
+        "INSTANCE": message.instance,
+        "SCHEDULER": message.scheduler,
+        "WORKER": batch.worker,
     }
+    if message.sent_ns:
+        timestamps[BATCH_SENT] = message.sent_ns
+    return timestamps

@@ -262,6 +262,8 @@ OTHERS = (
     "api.request",
     "api.answer.c.1",
     "presence.console.c",
+    "observe.request",
+    "observed.c",
     "answers.console.c.1",
     "repository.query",
     "repository.g",

@@ -20,6 +20,7 @@ class Asking:
         self.request = InferRequest(model, id="mine")
         self.request.inputs = [Tensor.from_numpy("IN", np.array([1, 2], np.int32), "INT32")]
         self.request.traceparent, self.request.tracestate = traceparent, "a=b"
+        self.key = 7
         self.answers: list[tuple[Any, bool]] = []
 
     def on_response(self, outcome: InferResponse | WeirError | None, is_final: bool) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduler.batching.dynamic_batcher import DynamicBatcher
 from scheduler.batching.request import QueuedRequest, arrival
 from scheduler.batching.request_queue import LevelRules, QueueRules
+from schemas.wire.observation import BatchReason
 from tests.support.scheduling.requests import keys, request
 
 
@@ -253,3 +254,31 @@ def test_batches_are_those_of_the_rules_whatever_happens_between(rules: Rules, e
             if ready_us > now_us:
                 assert rules.batch(queue, now_us, full_only=False) is None
     assert batcher.drain() == queue
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options", "at_us", "reason"),
+    [
+        ((1, 1), {}, 0, BatchReason.FREE),
+        ((4, 4, 1), {}, 0, BatchReason.FULL),
+        ((3, 3, 3), {}, 0, BatchReason.CLOSED),
+        ((1, 1, 1), {"preferred_batch_sizes": [2, 8], "max_queue_delay_us": 100}, 0, BatchReason.PREFERRED),
+        ((1, 1, 1), {"max_queue_delay_us": 100}, 100, BatchReason.DELAY),
+        ((4, 4), {"max_queue_delay_us": 100}, 0, BatchReason.FULL),
+        ((9,), {"max_queue_delay_us": 100}, 0, BatchReason.FULL),
+        ((1, 1, 1), {"preferred_batch_sizes": [2], "max_queue_delay_us": 100}, 100, BatchReason.DELAY),
+    ],
+)
+def test_a_batch_has_the_reason_for_which_it_was_sent(sizes, options, at_us, reason):
+    batcher = batcher_with(*sizes, **options)
+    assert batcher.next_batch(at_us)
+    assert batcher.reason is reason
+
+
+def test_a_request_that_runs_alone_is_the_reason():
+    batcher = DynamicBatcher(max_batch_size=8, max_queue_delay_us=100)
+    lost = request(0, key=1)
+    lost.run_alone()
+    batcher.enqueue([lost])
+    assert keys(batcher.next_batch(0)) == [1]
+    assert batcher.reason is BatchReason.ALONE

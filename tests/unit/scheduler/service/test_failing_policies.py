@@ -158,10 +158,10 @@ async def test_a_batch_that_cannot_be_packed_ends_its_requests_alone(
 ) -> None:
     pack = service_module.batch_message
 
-    def failing_for_key_1(scheduler: str, owned: OwnedQueue, batch: Any, now_us: int) -> bytes:
+    def failing_for_key_1(scheduler: str, owned: OwnedQueue, batch: Any, now_us: int, sent_ns: int) -> bytes:
         if any(request.key == 1 for request in batch.requests):
             raise OverflowError("injected")
-        return pack(scheduler, owned, batch, now_us)
+        return pack(scheduler, owned, batch, now_us, sent_ns)
 
     monkeypatch.setattr(service_module, "batch_message", failing_for_key_1)
     cluster.frame("a", part(1), part(2), part(3))

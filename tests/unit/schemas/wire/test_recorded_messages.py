@@ -264,7 +264,7 @@ PACKED: dict[str, Callable[[], bytes]] = {
     "cached_response": lambda: CACHED.pack(),
 }
 
-MORE_FIELDS = {"drain": 1, "pushed": 1, "batch": 2, "batch_rows": 2, "series": 2, "state_piece": 2}
+MORE_FIELDS = {"drain": 1, "pushed": 1, "batch": 3, "batch_rows": 3, "series": 3, "state_piece": 2}
 """Messages that now end with so many more fields, which every reader has always ignored."""
 
 _ADDED_TO_WORKERS = {"outdated": [], "pid_namespace": 0, "started_ticks": 0, "link": ""}
