@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -17,6 +17,8 @@ from tests.support.deploy.compose_project import COMPOSE, ROOT
 IMAGES = COMPOSE / "images"
 DOCKERFILE = (IMAGES / "Dockerfile").read_text()
 LOCKS = ("build", "cpu", "gpu")
+
+INSTALLED = PurePosixPath("/", "opt", "weir").as_posix()
 
 
 def pins(lock: Path) -> dict[str, set[str]]:
@@ -49,7 +51,7 @@ def test_images_are_made_of_official_ones_and_have_what_built_them_no_more() -> 
         assert base == "runtime"
         copied = re.findall(r"^COPY --from=(\S+) (\S+) (\S+)$", text, re.MULTILINE)
         # What changes rarely first: a change of the sources makes one small layer anew.
-        assert copied == [(f"dependencies-{target}", "/opt/weir", "/opt/weir"), ("weir", "/only-weir", "/opt/weir")]
+        assert copied == [(f"dependencies-{target}", INSTALLED, INSTALLED), ("weir", "/only-weir", INSTALLED)]
     assert "USER 10001:10001" in reply["runtime"][1]
     assert 'ENTRYPOINT ["weir"]' in reply["runtime"][1]
     assert list(reply)[-1] == "cpu"  # what is built without a target

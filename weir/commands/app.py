@@ -22,7 +22,7 @@ from weir import __version__
 from weir.commands import backends as backends_command
 from weir.commands import roles as role_commands
 from weir.commands import serve as serve_command
-from weir.commands.batch import batch
+from weir.commands.batch_jobs.batch import batch
 from weir.commands.completion import complete_model
 from weir.commands.option_commands import command, with_implied_values
 from weir.commands.perf import perf

@@ -22,7 +22,7 @@ from bus.nats.embedded_server import NatsStartError, find_binary, version_of
 from bus.payloads.arena import default_budget_bytes
 from bus.streams.declarations import DEAD_MAX_BYTES
 from runtime.control_groups import limits_of
-from runtime.process_memory import available_memory_bytes
+from runtime.limits.budgets import memory_for_requests_bytes
 from runtime.processors import processor_count
 from weir import __version__
 from weir.doctor.backend_rows import backend_rows
@@ -128,7 +128,7 @@ def probe_shared_memory() -> SharedMemoryFacts | None:
     except OSError:
         return None
     free_bytes = status.f_bavail * status.f_frsize
-    budget_bytes = default_budget_bytes(free_bytes, available_memory_bytes())
+    budget_bytes = default_budget_bytes(free_bytes, memory_for_requests_bytes())
     return SharedMemoryFacts(status.f_blocks * status.f_frsize, free_bytes, budget_bytes)
 
 
@@ -148,7 +148,7 @@ def probe_limits() -> LimitFacts:
         _limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         most,
         now,
-        available_memory_bytes(),
+        memory_for_requests_bytes(),
         os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         processor_count(),
         os.cpu_count() or 1,

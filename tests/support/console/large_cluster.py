@@ -294,8 +294,10 @@ class LargeCluster:
                     "worker": self.workers[place % 2],
                     "rows": rows,
                     "padding": 16 - rows if rows > 12 else 0,
-                    "waited_us": sorted((self._random.randint(0, held_us) for _ in range(rows - 1)), reverse=True)
-                    + [held_us],
+                    "waited_us": [
+                        *sorted((self._random.randint(0, held_us) for _ in range(rows - 1)), reverse=True),
+                        held_us,
+                    ],
                     "lanes": ["live"] * rows,
                     "gateways": [self.gateways[0]] * rows,
                     "held_us": held_us,

@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from weir.commands import batch_client, dead_letters
+from weir.commands import dead_letters
 from weir.commands import push as pushing
 from weir.commands.app import main
+from weir.commands.batch_jobs import batch_client
 from weir.commands.roles import settings_of
 from weir.options import options_of
 from weir.running_server import BrokerTarget, local_servers, unwrap_exception_groups, write_addresses

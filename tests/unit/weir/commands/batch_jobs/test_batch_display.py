@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from weir.commands import batch_display
-from weir.commands.batch_client import JobsClient, Unreachable
+from weir.commands.batch_jobs import batch_display
+from weir.commands.batch_jobs.batch_client import JobsClient, Unreachable
 
 ID = "batch-0123456789abcdef"
 JOB = {

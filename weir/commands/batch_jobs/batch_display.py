@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from weir.commands.batch_client import JobsClient, Unreachable
+from weir.commands.batch_jobs.batch_client import JobsClient, Unreachable
 from weir.running_server import DEFAULT_HTTP
 
 FINAL = ("succeeded", "failed", "cancelled")

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from weir.commands.batch_client import JobsClient, Unreachable
+from weir.commands.batch_jobs.batch_client import JobsClient, Unreachable
 from weir.errors import StartError
 
 

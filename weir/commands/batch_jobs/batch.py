@@ -18,7 +18,7 @@ from weir.running_server import HttpUrl, LocalDataDir
 from weir.terminal import SectionedCommand
 
 if TYPE_CHECKING:
-    from weir.commands.batch_client import JobsClient
+    from weir.commands.batch_jobs.batch_client import JobsClient
 
 batch = typer.Typer(
     name="batch",
@@ -105,7 +105,7 @@ def list_jobs(
 
         print(json.dumps(jobs, indent=2))
         return
-    from weir.commands.batch_display import show_table
+    from weir.commands.batch_jobs.batch_display import show_table
 
     show_table(jobs)
 
@@ -118,7 +118,7 @@ def status(
     data_dir: LocalDataDir = None,
 ) -> None:
     """Show the details of one job."""
-    from weir.commands.batch_display import show_job
+    from weir.commands.batch_jobs.batch_display import show_job
 
     show_job(_job(_client(url, data_dir), id), as_json)
 
@@ -165,7 +165,7 @@ def retry(
 
 
 def _client(url: str, data_dir: Path | None) -> JobsClient:
-    from weir.commands.batch_client import JobsClient
+    from weir.commands.batch_jobs.batch_client import JobsClient
     from weir.commands.gateway_client import client_of
 
     return client_of(JobsClient, url, data_dir)
@@ -196,8 +196,8 @@ def _control(client: JobsClient, id: str, verb: str) -> None:
 
 
 def _watch(client: JobsClient, job: dict[str, Any]) -> None:
-    from weir.commands.batch_display import exit_status, url_option
-    from weir.commands.batch_display import watch as watched
+    from weir.commands.batch_jobs.batch_display import exit_status, url_option
+    from weir.commands.batch_jobs.batch_display import watch as watched
 
     try:
         ended = watched(client, job)

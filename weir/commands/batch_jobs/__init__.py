@@ -1,0 +1,1 @@
+"""`weir batch`: offline jobs, which run a model over files."""
