@@ -23,6 +23,7 @@ from bus.nats.replies import ReplyInbox
 from bus.streams.acked_publisher import AckedPublisher
 from bus.streams.dead_letters import DeadLetters
 from client.gateway_api import GatewayApi
+from cluster.observation.observer import Observation
 from console.api.app import make_app
 from console.api.context import ConsoleContext
 from console.collection.view import ClusterView
@@ -103,11 +104,15 @@ async def _connect(
     publisher = AckedPublisher(bus, id)
     await publisher.start(background)
     stops.callback(publisher.stop)
+    observation = Observation(bus, id)
+    await observation.start()
+    stops.callback(observation.close)
     context = ConsoleContext(
         bus=bus,
         view=view,
         replies=replies,
         dead_letters=DeadLetters(bus, publisher),
+        observation=observation,
         gateway=gateway,
         release=own_release(),
         broker_url=without_user(settings.nats_url),

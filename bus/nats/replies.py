@@ -73,7 +73,13 @@ class ReplyInbox:
             self.forget(reply)
 
     async def gather(
-        self, subjects: Iterable[str], data: bytes, on_reply: Callable[[Message], bool], *, timeout_s: float
+        self,
+        subjects: Iterable[str],
+        data: bytes,
+        on_reply: Callable[[Message], bool],
+        *,
+        timeout_s: float,
+        header_block: bytes = b"",
     ) -> bool:
         """Publishes one request on each of `subjects` and passes the replies to `on_reply` until it returns True.
 
@@ -88,7 +94,10 @@ class ReplyInbox:
         reply = self.expect(take)
         try:
             for subject in subjects:
-                self._bus.publish(subject, data, reply)
+                if header_block:
+                    self._bus.publish(subject, data, reply, header_block)
+                else:
+                    self._bus.publish(subject, data, reply)
             await self.wait(completed, timeout_s)
         except TimeoutError:
             return False

@@ -14,6 +14,7 @@ from bus.nats.replies import ReplyInbox
 from bus.streams.dead_letters import DeadLetters
 from client.gateway_api import GatewayApi
 from client.gateway_api import Response as ApiResponse
+from cluster.observation.observer import Observation
 from console.collection.view import ClusterView
 from schemas.core.errors import WeirError
 
@@ -29,6 +30,7 @@ class ConsoleContext:
     view: ClusterView
     replies: ReplyInbox
     dead_letters: DeadLetters
+    observation: Observation
     gateway: GatewayApi
     release: str
     broker_url: str

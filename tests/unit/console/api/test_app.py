@@ -76,6 +76,7 @@ def context(gateway: Gateway, allows_changes: bool) -> ConsoleContext:
         view=cast(Any, View()),
         replies=cast(Any, None),
         dead_letters=cast(Any, None),
+        observation=cast(Any, None),
         gateway=cast(Any, gateway),
         release="1.2.3",
         broker_url="nats://host:4222",
