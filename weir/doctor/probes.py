@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 
 from bus.naming.identity import SHARED_MEMORY_DIRECTORY
-from bus.nats.embedded_server import NatsStartError, find_binary, version_of
+from bus.nats.embedded_server import EmbeddedNats, NatsStartError, find_binary, version_of
 from bus.payloads.arena import default_budget_bytes
-from bus.streams.declarations import DEAD_MAX_BYTES
+from bus.streams.declarations import sizes_of_streams
 from runtime.control_groups import limits_of
 from runtime.limits.budgets import memory_for_requests_bytes
 from runtime.processors import processor_count
@@ -65,7 +65,7 @@ _SHOWN_COMMAND_LENGTH = 60
 def probe(data_dir: Path | None = None) -> Facts:
     """Measure everything; takes about a second. Without `data_dir`, the disk is that of the default data folder."""
     gpus = find_gpus()
-    durable = options_of(SERVE)
+    folder = data_dir or data_home() / str(options_of(SERVE)["http_port"].default)
     return Facts(
         ports=list(probe_ports()),
         shared_memory=probe_shared_memory(),
@@ -74,15 +74,19 @@ def probe(data_dir: Path | None = None) -> Facts:
         gpu=probe_gpu(gpus),
         onnxruntimes=[name for name in ("onnxruntime", "onnxruntime-gpu") if _version(name)],
         backends=list(backend_rows(BackendRegistry(), gpus)),
-        disk=probe_disk(data_dir or data_home() / str(durable["http_port"].default)),
-        stream_bytes={
-            "QUEUE": durable["queue_max_bytes"].default,
-            "RESULT": durable["result_max_bytes"].default,
-            "DEAD": DEAD_MAX_BYTES,
-        },
+        disk=probe_disk(folder),
+        stream_bytes=probe_streams(folder),
         clock=probe_clock(),
         python=probe_python(),
     )
+
+
+def probe_streams(folder: Path) -> dict[str, int]:
+    """The sizes that `weir serve` gives the streams of durable requests on the volume of `folder`, by their names."""
+    try:
+        return dict(zip(("QUEUE", "RESULT", "DEAD"), sizes_of_streams(EmbeddedNats(folder).store_bytes), strict=True))
+    except OSError:  # the disk's own check reports it
+        return {}
 
 
 def probe_ports() -> Iterator[PortFacts]:
