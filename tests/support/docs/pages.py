@@ -22,6 +22,9 @@ MANAGED_SERVICES = ("docs/sagemaker.md", "docs/vertex-ai.md")
 REPOSITORIES = "docs/repositories.md"
 """Its commands need object stores: test_repositories.py runs them."""
 
+INIT = "docs/init.md"
+"""Its commands need files of models: test_init.py runs them."""
+
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -47,7 +50,7 @@ def commands() -> list[tuple[str, str]]:
     return [
         (block.page, line)
         for block in blocks("sh")
-        if block.page not in (EVENTS, *MANAGED_SERVICES)
+        if block.page not in (EVENTS, INIT, *MANAGED_SERVICES)
         for line in block.text.splitlines()
         if line.strip()
     ]
