@@ -84,14 +84,21 @@ def error_statuses(operation: Operation, path: str) -> list[int]:
     return sorted(found - {operation.status} - set(operation.bare))
 
 
-def references(statuses: Iterable[int]) -> dict[str, Any]:
-    """The responses of errors, by status, as references to the document's components."""
-    return {str(status): {"$ref": f"#/components/responses/Error{status}"} for status in statuses}
+def error_responses(operation: Operation, path: str) -> dict[str, Any]:
+    """The responses of errors of an operation, by status: references to the document's components.
+
+    Where a model fails before its first response, an operation that streams events sends the error as an event.
+    """
+    kind = "StreamError" if operation.response == EVENTS else "Error"
+    statuses = error_statuses(operation, path)
+    return {str(status): {"$ref": f"#/components/responses/{kind}{status}"} for status in statuses}
 
 
 def _error_responses() -> dict[str, Any]:
+    body = content({"$ref": "#/components/schemas/Error"})
     return {
-        f"Error{status}": {"description": text, "content": content({"$ref": "#/components/schemas/Error"})}
+        f"{kind}{status}": {"description": text, "content": body | more}
+        for kind, more in (("Error", {}), ("StreamError", TEXTS[EVENTS]))
         for status, text in STATUSES.items()
     }
 
@@ -128,8 +135,8 @@ def _request_body(path: str, operation: Operation) -> dict[str, Any]:
 
 def _responses(path: str, operation: Operation) -> dict[str, Any]:
     response: dict[str, Any] = {"description": operation.summary}
-    if operation.response in _TEXTS:
-        response["content"] = {kind: {"schema": schema} for kind, schema in _TEXTS[operation.response].items()}
+    if operation.response in TEXTS:
+        response["content"] = TEXTS[operation.response]
     elif operation.response:
         response["content"] = content({"$ref": f"#/components/schemas/{operation.response}"})
         if operation.response == "InferResponse":
@@ -141,7 +148,7 @@ def _responses(path: str, operation: Operation) -> dict[str, Any]:
             "content": content({"$ref": "#/components/schemas/AsyncRequest"}),
         }
     made |= {str(status): {"description": STATUSES[status]} for status in operation.bare}
-    return made | references(error_statuses(operation, path))
+    return made | error_responses(operation, path)
 
 
 def content(schema: dict[str, Any]) -> dict[str, Any]:
@@ -160,11 +167,14 @@ BINARY_TENSORS = {
 }
 """A body with tensors behind its JSON."""
 
-_TEXTS: dict[str, dict[str, Any]] = {
-    "Events": {"text/event-stream": TEXT},
-    "Lines": {"application/jsonl": TEXT, "application/json": ANY_OBJECT},
+EVENTS = "Events"
+
+TEXTS: dict[str, dict[str, Any]] = {
+    # Without a type: some readers take the schema for that of one event.
+    EVENTS: {"text/event-stream": {"schema": {"description": "Server-sent events, whose data are JSON"}}},
+    "Lines": {"application/jsonl": {"schema": TEXT}, **content(ANY_OBJECT)},
 }
-"""Responses that are not one JSON document: their content types, by the names that `OPERATIONS` uses."""
+"""Responses that are not one JSON document: their content, by the names that `OPERATIONS` uses."""
 
 
 def _header(name: str, text: str, schema: dict[str, Any]) -> dict[str, Any]:

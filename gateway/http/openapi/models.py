@@ -12,7 +12,7 @@ from urllib.parse import quote
 import orjson
 
 from client.catalog import ServedModel
-from gateway.http.openapi.document import BINARY_TENSORS, HEADERS, content, error_statuses, references
+from gateway.http.openapi.document import BINARY_TENSORS, EVENTS, HEADERS, TEXTS, content, error_responses
 from gateway.http.openapi.operations import OPERATIONS
 from gateway.http.openapi.schemas import ANY_OBJECT, TEXT, array_of, object_of
 from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
@@ -93,7 +93,7 @@ class _Model:
         """POST …/generate_stream."""
         summary = f"Run {self._name} and stream its responses as server-sent events"
         made = self._operation("generate_stream", summary, self._generate_request(), {})
-        made["responses"]["200"]["content"] = {"text/event-stream": {"schema": TEXT}}
+        made["responses"]["200"]["content"] = TEXTS[EVENTS]
         return self._with_plain_example(made)
 
     def _example(self) -> dict[str, Any] | None:
@@ -123,7 +123,7 @@ class _Model:
             "requestBody": {"content": content(request), "required": True},
             "responses": {
                 "200": {"description": f"The outputs of {self._name}", "content": content(response)},
-                **references(error_statuses(general, "{model}")),
+                **error_responses(general, "{model}"),
             },
         }
 

@@ -99,21 +99,21 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", "/v2/jobs/{id}"): Operation("asynchronous requests", "Cancel and forget a request", "", "", 204),
     **{
         ("GET", f"/v2/{kind}sharedmemory{region}/status"): Operation(
-            "shared memory", f"Registered regions of {kind} shared memory", "", "Regions"
+            "shared memory", f"Registered regions of {kind} shared memory", "", "Regions", errors=(501,)
         )
         for kind in ("system", "cuda")
         for region in ("", "/region/{region}")
     },
     **{
         ("POST", f"/v2/{kind}sharedmemory{region}/unregister"): Operation(
-            "shared memory", f"Unregister {kind} shared memory"
+            "shared memory", f"Unregister {kind} shared memory", errors=(501,)
         )
         for kind in ("system", "cuda")
         for region in ("", "/region/{region}")
     },
     **{
         ("POST", f"/v2/{kind}sharedmemory/region/{{region}}/register"): Operation(
-            "shared memory", f"Register {kind} shared memory", f"{kind.title()}Region"
+            "shared memory", f"Register {kind} shared memory", f"{kind.title()}Region", errors=(501,)
         )
         for kind in ("system", "cuda")
     },
