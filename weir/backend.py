@@ -19,15 +19,23 @@ try:
     from worker.backend_api.interface import (
         Availability,
         Backend,
+        DeviceLost,
+        DeviceRunner,
+        DeviceTensor,
         Execution,
+        ExecutionHandle,
         Instance,
         InstanceDevice,
         InstanceDied,
+        InstanceStream,
         LoadedModel,
         ModelVersion,
         Result,
     )
     from worker.backends.array import ArrayBackend, ArrayFunction, ArrayInstance, ArrayRunner
+    from worker.backends.instance_backend import Device, InstanceBackend
+    from worker.cuda.arrays import DeviceArray
+    from worker.cuda.device_instance import DeviceInstance
     from worker.devices.gpus import WorkerDevices
     from worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
 except ImportError:
@@ -43,12 +51,21 @@ __all__ = [
     "Backend",
     "DescribedModel",
     "DescribedTensor",
+    "Device",
+    "DeviceArray",
+    "DeviceInstance",
+    "DeviceLost",
+    "DeviceRunner",
+    "DeviceTensor",
     "ErrorCode",
     "Execution",
+    "ExecutionHandle",
     "InferRequest",
     "Instance",
+    "InstanceBackend",
     "InstanceDevice",
     "InstanceDied",
+    "InstanceStream",
     "LoadedModel",
     "ModelConfig",
     "ModelVersion",

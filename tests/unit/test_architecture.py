@@ -42,7 +42,7 @@ SIDEWAYS = {
 ROOMS = {
     "weir": (
         "errors listening options own_packages terminal",
-        "backend demo inference running_server server_process supervisor",
+        "backend demo inference running_server server_process supervisor testing",
         "client doctor init status",
         "commands server",
         "__main__ pytest_plugin",

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -38,31 +39,53 @@ Inputs are read-only and valid until the function returns. Strings are `bytes` i
 class ArrayBackend:
     """Base class of a backend: derive `Backend` from it and implement `open`; everything else has a default.
 
-    `formats` are the files that its models consist of, as `weir backends` lists them.
+    `formats` are the files that its models consist of, as `weir backends` lists them. `kinds` are the kinds of instances:
+    with "KIND_GPU" the function moves its arrays to the GPU by itself, which `open` has to know.
     """
 
     formats: Sequence[str] = ()
+    kinds: Sequence[str] = ("KIND_CPU",)
 
-    def open(self, model: ModelVersion) -> ArrayFunction:
-        """Loads a version of a model. All its instances call the returned function, several at the same time."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # with either signature
+        open: Callable[..., ArrayFunction]
+    else:
+
+        def open(self, model: ModelVersion) -> ArrayFunction:
+            """Loads a version of a model; also as `open(self, model, device)`.
+
+            All instances call the function that the first form returns, several at the same time. The second form is called
+            once for each instance, in its thread, with its `InstanceDevice` (`kind`, `device_id`, `name`).
+            """
+            raise NotImplementedError
 
     def describe(self, model: ModelVersion) -> DescribedModel | ModelConfig | None:
         """The model's inputs and outputs, for completing its configuration; None where they are not known."""
         return None
 
     def availability(self, devices: WorkerDevices) -> Availability:
-        """Instances run on the CPU."""
-        return Availability(("KIND_CPU",), self.formats)
+        """Instances run on the `kinds` for which this machine has a device."""
+        kinds = tuple(kind for kind in self.kinds if kind != "KIND_GPU" or devices.host_gpus)
+        return Availability(
+            kinds, self.formats, "", () if len(kinds) == len(self.kinds) else ("this machine has no GPU",)
+        )
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """Loads a version of a model by `open`."""
-        return _ArrayModel(self.open(model), model.config)
+        if _takes_device(self.open):
+            return _ArrayModel(lambda device: self.open(model, device), model.config)
+        function = self.open(model)
+        return _ArrayModel(lambda device: function, model.config)
+
+
+def _takes_device(open_model: Callable[..., ArrayFunction]) -> bool:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = [one for one in inspect.signature(open_model).parameters.values() if one.kind in kinds]
+    return len(given) > 1 and given[1].default is inspect.Parameter.empty
 
 
 class _ArrayModel:
-    def __init__(self, function: ArrayFunction, config: ModelConfig) -> None:
-        self._function = function
+    def __init__(self, function_for: Callable[[InstanceDevice], ArrayFunction], config: ModelConfig) -> None:
+        self._function_for = function_for
         self._config = config
         batching = config.sequence_batching
         self._outputs = [NamedDatatype(row.name, BY_CONFIG_NAME[row.data_type].name) for row in config.output]
@@ -73,10 +96,11 @@ class _ArrayModel:
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         names = list(dict.fromkeys([*self._outputs, *self._states]))
-        return ArrayInstance(_FunctionRunner(self._function, names), self._config, self._outputs, self._states)
+        runner = _FunctionRunner(self._function_for(device), names)
+        return ArrayInstance(runner, self._config, self._outputs, self._states)
 
     def unload(self) -> None:
-        del self._function
+        del self._function_for
 
 
 class _FunctionRunner:
@@ -90,13 +114,14 @@ class _FunctionRunner:
         arrays = self._function(inputs)
         if not isinstance(arrays, Mapping):
             raise internal(f"expected a dictionary of outputs, found type '{type(arrays).__name__}'")
-        return [_checked(name, datatype, arrays) for name, datatype in self._outputs]
+        return [checked_output(name, datatype, arrays) for name, datatype in self._outputs]
 
     def close(self) -> None:
         del self._function
 
 
-def _checked(name: str, datatype: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+def checked_output(name: str, datatype: str, arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The output of that name. Raises WeirError if it is missing, no array, or of another datatype."""
     array = arrays.get(name)
     if not isinstance(array, np.ndarray):
         found = "is missing" if array is None else f"must be an array, found type '{type(array).__name__}'"
