@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from tests.support.deploy.compose_project import COMPOSE, ROOT
+from weir.demo.command import DEMO_FOLDER
+from weir.demo.repository import build_demo_repositories
 
 IMAGES = COMPOSE / "images"
 DOCKERFILE = (IMAGES / "Dockerfile").read_text()
@@ -131,3 +135,24 @@ def test_the_health_check_looks_at_the_age_of_the_file(tmp_path: Path) -> None:
     subprocess.run(["touch", "-d", "20 seconds ago", alive], check=True)
     assert not is_well()
     assert is_well("30")
+
+
+def test_the_models_that_compose_serves_need_only_what_the_image_has(tmp_path: Path) -> None:
+    """`make demo` makes them; one that can't be loaded would keep the container from ever being ready."""
+    default = re.search(r"\$\{WEIR_MODELS:-\.\./(\S+)\}", (COMPOSE / "compose.yaml").read_text())
+    assert default
+    models, pictures = build_demo_repositories(tmp_path)
+    assert Path(default[1]) == DEMO_FOLDER / models.name
+    packages = packages_distributions()
+    installed = {name.lower().replace("_", "-") for name in pins(IMAGES / "cpu.lock")}
+
+    def missing(repository: Path) -> set[str]:
+        nodes = [node for code in repository.glob("*/*/*.py") for node in ast.walk(ast.parse(code.read_text()))]
+        names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+        others = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"triton_python_backend_utils"}
+        return {name for name in others if not {one.lower() for one in packages.get(name, ())} & installed}
+
+    assert list(models.glob("*/1/model.py"))
+    assert missing(models) == set()
+    assert missing(pictures) == {"cv2"}

@@ -1,4 +1,7 @@
-"""The model repository of the demo: a classifier of files, a detector of speech, and a reader of pictures."""
+"""The model repositories of the demo: a classifier of files and a detector of speech, and a reader of pictures.
+
+The reader has a repository of its own, because its Python models need OpenCV, which Weir's images do not have.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,20 @@ from weir.demo.ocr_graph import as_reader, characters
 from weir.demo.silero_graph import as_sequence_model
 
 _SOURCES = Path(__file__).parent / "models"
+
+
+def build_demo_repositories(folder: Path, networks: Sequence[Network] = NETWORKS) -> tuple[Path, ...]:
+    """Create the repositories of these networks in `folder`, or update them; returns them.
+
+    `models` has what an image of Weir can serve, `picture-models` the reader. Raises StartError as
+    `build_demo_repository`.
+    """
+    pictures = folder / "picture-models"
+    models = build_demo_repository(folder / "models", [network for network in networks if network is not RAPIDOCR])
+    if RAPIDOCR in networks:
+        return models, build_demo_repository(pictures, [RAPIDOCR])
+    shutil.rmtree(pictures, ignore_errors=True)
+    return (models,)
 
 
 def build_demo_repository(folder: Path, networks: Sequence[Network] = NETWORKS) -> Path:

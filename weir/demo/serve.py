@@ -1,4 +1,4 @@
-"""`weir demo --serve`: serves the demo's repository in the foreground, and prints a request to try."""
+"""`weir demo --serve`: serves the demo's repositories in the foreground, and prints a request to try."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tritonclient import http as triton
 
 from weir.demo.files import MODEL, features
 from weir.demo.networks import installed_networks, missing_text
-from weir.demo.repository import build_demo_repository
+from weir.demo.repository import build_demo_repositories
 from weir.demo.server import DemoServer, running_server
 
 
 def serve_options(folder: Path) -> tuple[str, ...]:
-    """The options of `weir serve` with `folder`, besides the repository. NATS has no fixed port by default."""
+    """The options of `weir serve` with `folder`, besides the repositories. NATS has no fixed port by default."""
     return f"--data-dir={folder / 'data'}", "--nats-port=4222"
 
 
@@ -31,8 +31,8 @@ def serve(folder: Path, options: Sequence[str] = ()) -> None:
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     networks = installed_networks()
-    repository = build_demo_repository(folder / "models", networks)
-    with suppress(KeyboardInterrupt), running_server(repository, [*serve_options(folder), *options]) as server:
+    repositories = build_demo_repositories(folder, networks)
+    with suppress(KeyboardInterrupt), running_server(repositories, [*serve_options(folder), *options]) as server:
         print(server.block, end="")
         for line in server.process.stdout or ():
             print(line, end="")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,15 @@ class DemoServer:
 
 
 @contextmanager
-def running_server(repository: Path, options: Sequence[str], log: Path | None = None) -> Iterator[DemoServer]:
-    """Serves `repository` with further `weir serve` options; its log goes to `log`, by default to stderr.
+def running_server(
+    repositories: Iterable[Path], options: Sequence[str], log: Path | None = None
+) -> Iterator[DemoServer]:
+    """Serves `repositories` with further `weir serve` options; its log goes to `log`, by default to stderr.
 
     Raises StartError if the server can't start. At the end of the block it is stopped.
     """
-    command = [sys.executable, "-P", "-m", "weir", "serve", f"--model-repository={repository}", *options]
+    repository_options = [f"--model-repository={repository}" for repository in repositories]
+    command = [sys.executable, "-P", "-m", "weir", "serve", *repository_options, *options]
     stderr = None if log is None else log.open("w")
     # A session of its own: Ctrl-C is for this program, which then stops the server once.
     process = subprocess.Popen(

@@ -21,7 +21,7 @@ from weir.demo import pictures, sound
 from weir.demo.files import FEATURES, MODEL, features, files, recognised_files
 from weir.demo.load import counts, measure
 from weir.demo.networks import RAPIDOCR, SILERO, installed_networks, missing_text
-from weir.demo.repository import build_demo_repository
+from weir.demo.repository import build_demo_repositories
 from weir.demo.server import DemoServer, running_server
 
 _FREE_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -36,10 +36,10 @@ def show(folder: Path, seconds: float, options: Sequence[str] = ()) -> None:
     """
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     networks = installed_networks()
-    repository = build_demo_repository(folder / "models", networks)
-    console.print(f"Model repository: {repository}\nStarting weir serve ...")
+    repositories = build_demo_repositories(folder, networks)
+    console.print(f"Model repositories: {', '.join(map(str, repositories))}\nStarting weir serve ...")
     log = folder / "server.log"
-    with running_server(repository, [*_FREE_PORTS, *options], log) as server:
+    with running_server(repositories, [*_FREE_PORTS, *options], log) as server:
         console.print(server.block)
         console.print(recognised_files(server.http, server.grpc, files()))
         if SILERO in networks:
