@@ -19,6 +19,9 @@ __all__ = ["ErrorCode", "InferResult", "Server", "StartError", "WeirError", "__v
 NATS_URL_VARIABLE = "WEIR_NATS_URL"
 """Environment variable with the broker's URL. `weir serve` passes it so because every local user can read arguments."""
 
+DATA_DIR_VARIABLE = "WEIR_DATA_DIR"
+"""Environment variable with the data folder of `weir serve`, for the server and for the commands that look for one."""
+
 _FROM = {
     "ErrorCode": "weir.errors",
     "InferResult": "weir.inference",

@@ -1,8 +1,8 @@
 """Finds the running server, and its broker, that a command talks to.
 
 `weir status`, `dead`, `push` and `batch` select a server in the same way: the one given by an option, else the only
-`weir serve` running on this machine (found by the files in its data folder), else the default address. If several run, the
-command fails and lists them.
+`weir serve` running on this machine (found by the files in its data folder, below `data_home` or in `WEIR_DATA_DIR`), else
+the default address. If several run, the command fails and lists them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import typer
 
 from bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer
 from bus.nats.embedded_server import url_of_folder
-from weir import NATS_URL_VARIABLE
+from weir import DATA_DIR_VARIABLE, NATS_URL_VARIABLE
 from weir.options.broker import ACCESS_OPTIONS
 from weir.options.option import UsageError
 
@@ -211,8 +211,12 @@ def data_home() -> Path:
 
 
 def local_servers(folder: Path | None = None) -> list[LocalServer]:
-    """The running servers with data folder `folder`, or with any folder in `data_home`."""
-    folders = [folder] if folder is not None else sorted(data_home().glob("*"))
+    """The running servers with data folder `folder`, or with any folder in `data_home` or the one of the environment."""
+    if folder is not None:
+        folders = [folder]
+    else:
+        named = os.environ.get(DATA_DIR_VARIABLE)
+        folders = sorted({*data_home().glob("*"), *([Path(named)] if named else [])})
     found = []
     for one in folders:
         url = next(filter(None, map(_nats_url, one.glob("nats-server_*.ports"))), "")

@@ -63,6 +63,7 @@ def test_one_machine(tmp_path: Path) -> None:
         (gateway,) = shape.gateways("weir")
         ask(gateway, np.arange(4, dtype=np.float32).reshape(1, 4))
         assert gateway.metrics()["nv_inference_request_success", "same"] == 2
+        assert "same" in shape.run(shape.of("weir")[0], "status")
         assert unknown_metrics(families(gateway)) == {}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weir import NATS_URL_VARIABLE
+from weir import DATA_DIR_VARIABLE, NATS_URL_VARIABLE
 from weir.options.option import DURABLE, GATEWAY, ROLES, SERVE, WORKER, Option
 from weir.options.values import Checked, Integer, Text, listen_address
 
@@ -108,6 +108,7 @@ BROKER_OPTIONS: tuple[Option, ...] = (
         names=("--data-dir",),
         value=Text("FOLDER"),
         shown_default="$XDG_DATA_HOME/weir/<http-port>",
+        environment=DATA_DIR_VARIABLE,
         help="Folder of the stored requests and results. With --http-port 0 the default is a temporary folder.",
         **_PANEL,
     ),

@@ -120,10 +120,7 @@ class Shape:
         for target, path in container.mounts.items():
             if path.is_relative_to(COMPOSE):  # configuration that names services
                 container.mounts[target] = self._translated_folder(container, path)
-        given = {name: self._here(str(value), container) for name, value in service.get("environment", {}).items()}
-        image = _image_environment() if _program(service)[-1] == "weir" else {}
-        environment = clean_environment(container.folder)
-        environment |= {name: self._here(value, container) for name, value in image.items()} | given
+        environment = self._environment(container)
         with (container.folder / "log").open("wb") as log:
             container.process = subprocess.Popen(
                 [*_program(service), *(self._here(word, container) for word in service["command"])],
@@ -135,6 +132,22 @@ class Shape:
                 start_new_session=True,
                 preexec_fn=dies_with_parent(),
             )
+
+    def _environment(self, container: Container) -> dict[str, str]:
+        service = self._project.services[container.service]
+        given = {name: self._here(str(value), container) for name, value in service.get("environment", {}).items()}
+        image = _image_environment() if _program(service)[-1] == "weir" else {}
+        image = {name: self._here(value, container) for name, value in image.items()}
+        return {**clean_environment(container.folder), **image, **given}
+
+    def run(self, container: Container, *words: str) -> str:
+        """What `weir` and these words print in the container, as of `docker compose exec`; they must succeed."""
+        command = [*_program(self._project.services[container.service]), *words]
+        done = subprocess.run(
+            command, env=self._environment(container), cwd=container.folder, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def _translated_folder(self, container: Container, path: Path) -> Path:
         folder = container.folder / path.name

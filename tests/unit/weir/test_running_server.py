@@ -31,7 +31,7 @@ StartServer = Callable[[str, int], Path]
 @pytest.fixture(autouse=True)
 def _own_data_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    for variable in ("WEIR_NATS_URL", "WEIR_URL"):
+    for variable in ("WEIR_NATS_URL", "WEIR_URL", "WEIR_DATA_DIR"):
         monkeypatch.delenv(variable, raising=False)
 
 
@@ -106,6 +106,24 @@ def test_all_commands_find_the_only_server_and_name_it(
         assert capsys.readouterr().err.endswith(expected)
     assert brokers == [BrokerTarget("nats://127.0.0.1:7777")] * 3
     assert urls == ["127.0.0.1:8123"]
+
+
+def test_the_data_folder_of_the_environment_is_looked_at_too(
+    start_server: StartServer,
+    brokers: list[BrokerTarget],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a container, whose server has its folder on a volume."""
+    folder = start_server("8123", 7777)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another"))
+    assert local_servers() == []
+    monkeypatch.setenv("WEIR_DATA_DIR", str(folder))
+    assert [server.data_dir for server in local_servers()] == [folder]
+    assert ran("status") == 0
+    assert brokers == [BrokerTarget("nats://127.0.0.1:7777")]
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert len(local_servers()) == 1, "a folder counts once"
 
 
 def test_of_several_servers_one_is_to_be_named(
