@@ -54,7 +54,7 @@ from gateway.admin.statistics import CacheCounterReporter
 from gateway.admin.traffic import TrafficControl
 from gateway.context import GatewayContext
 from gateway.cross_site import CrossSiteCheck
-from gateway.grpc.server import GrpcServer
+from gateway.grpc.server import LEAVE_TIMEOUT_S, GrpcServer
 from gateway.http.app import make_app
 from gateway.http.listeners import HttpListeners
 from gateway.http.protocol import LINGER_S, HttpProtocol
@@ -353,12 +353,13 @@ class _Gateway:
     ) -> None:
         """Starts the frontends, and the work in the background. Raises _StartError.
 
-        They stop in this order: HTTP, waits for asynchronous requests, NATS; then gRPC, the requests in flight and the
-        background work together; then the NATS calls that wait for acknowledgements.
+        They stop in this order: HTTP, waits for asynchronous requests, NATS; then gRPC clients are asked to leave; then
+        gRPC, the requests in flight and the background work together; then the NATS calls that wait for acknowledgements.
         """
         drains: list[Callable[[float], Awaitable[None]]] = [self._grpc.stop, self._inference.stop]
 
         async def drain() -> None:
+            await self._grpc.leave(min(LEAVE_TIMEOUT_S, deadline.left_s()))
             await asyncio.gather(*(stop(deadline.left_s()) for stop in drains))
 
         async def close_nats() -> None:

@@ -46,6 +46,9 @@ _BACKLOG = 2048
 _POLL_S = 0.01
 _CLOSE_TIMEOUT_S = 1.0
 
+LEAVE_TIMEOUT_S = 1.0
+"""How long a server that is about to stop waits for clients to acknowledge its GOAWAY: more than a round trip."""
+
 
 class GrpcServer:
     """One gRPC server on one port, on the running event loop. It is the `Application` of its connections."""
@@ -59,6 +62,7 @@ class GrpcServer:
         self._listener: asyncio.Server | None = None
         self._connections: set[Http2Protocol] = set()
         self._open_calls: set[GrpcCall] = set()
+        self._is_leaving = False
         self._is_stopping = False
 
     async def start(self, address: str, port: int) -> int:
@@ -95,6 +99,24 @@ class GrpcServer:
     def connections(self) -> set[Http2Protocol]:
         """The open connections."""
         return self._connections
+
+    async def leave(self, timeout_s: float) -> None:
+        """Stops listening, and asks all clients to send further calls elsewhere (GOAWAY). To be called before `stop`.
+
+        Calls that clients send before they know are served, so that none fails when a server is replaced by another. Returns
+        when every connection without open calls has closed, at the latest after `timeout_s`.
+        """
+        if self._listener is None:
+            return
+        self._is_leaving = True
+        self._listener.close()
+        for protocol in list(self._connections):
+            protocol.connection.drain()
+        deadline_s = asyncio.get_running_loop().time() + timeout_s
+        while asyncio.get_running_loop().time() < deadline_s:
+            if all(protocol.connection.is_drained for protocol in self._connections):
+                break
+            await asyncio.sleep(_POLL_S)
 
     async def stop(self, grace_s: float) -> None:
         """Rejects new calls at once, waits `grace_s` seconds for open ones, then cancels the rest and closes.
@@ -170,7 +192,7 @@ class GrpcServer:
         call.on_cancel = lambda: _cancel(task)
 
     async def _send_health(self, call: UnaryCall) -> None:
-        serving = not self._is_stopping and await self._readiness.is_server_ready()
+        serving = not (self._is_leaving or self._is_stopping) and await self._readiness.is_server_ready()
         call.send(b"\x08\x01" if serving else b"\x08\x02", is_last=True)
 
 

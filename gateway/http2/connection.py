@@ -120,6 +120,11 @@ class Connection:
             # Streams that the peer opens before it answers the ping are still served.
             self.send_buffer.write(frames.goaway(MAX_WINDOW, Http2ErrorCode.NO_ERROR), frames.ping(_DRAIN_PING))
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether the peer has acknowledged `drain`: it opens no more streams."""
+        return self._is_refusing or self.is_closed
+
     def close(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Ends the connection and all its streams."""
         if not self.is_closed:

@@ -1,5 +1,8 @@
 """Cancelled calls, and the start and stop of a gRPC frontend."""
 
+import socket
+import threading
+
 import grpc
 import numpy as np
 import pytest
@@ -8,9 +11,10 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.grpc.options import GrpcOptions
 from gateway.grpc.server import GrpcServer
+from gateway.http2.frames import Flag, FrameType, frame_head
 from gateway.settings import GatewaySettings
 from tests.support.gateway.grpc_frontend import TIMEOUT_S, GrpcFrontend, Loop, failure_of, raw_request, tensor
-from tests.support.waiting import wait_until
+from tests.support.waiting import running, wait_until
 
 # Cancellation
 
@@ -69,6 +73,55 @@ def test_a_stopping_server_finishes_open_calls_and_rejects_new_ones(own_frontend
     own_frontend.loop.call(own_frontend.inference.held[0])
     assert open_call.result(TIMEOUT_S).id == "open"
     stopped.result(TIMEOUT_S)
+
+
+def test_no_call_fails_when_a_server_leaves_its_clients_to_another(grpc_loop: Loop) -> None:
+    """As when gateways are replaced one by one behind one address; here the kernel spreads the connections."""
+    first = GrpcFrontend(grpc_loop, GrpcOptions(reuse_port=True))
+    # One call takes long: so long as it runs, the server is there to be called.
+    open_call = first.stub.ModelInfer.future(raw_request("silent", id="open"))
+    wait_until(lambda: first.inference.held)
+    second = GrpcServer(first.context, GrpcOptions(reuse_port=True))
+    grpc_loop.run(_start(second, first.port))
+    answered, failed, is_over = [], [], threading.Event()
+
+    def keep_calling(number: int) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{first.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            while not (is_over.is_set() or failed):
+                try:
+                    stub.ModelInfer(raw_request("same_FP32"), timeout=TIMEOUT_S)
+                    answered.append(number)
+                except grpc.RpcError as error:
+                    failed.append(error)
+
+    threads = [threading.Thread(target=keep_calling, args=(number,)) for number in range(16)]
+    with running(threads, is_over):
+        wait_until(lambda: len(set(answered)) == len(threads))
+        assert len(first.server.connections) > 1
+        grpc_loop.run(first.server.leave(TIMEOUT_S))
+        stopped = grpc_loop.spawn(first.server.stop(TIMEOUT_S))
+        answered.clear()
+        wait_until(lambda: len(set(answered)) == len(threads) or failed)
+        assert not stopped.done()
+        grpc_loop.call(first.inference.held[0])
+        assert open_call.result(TIMEOUT_S).id == "open"
+        stopped.result(TIMEOUT_S)
+    assert [error.details() for error in failed] == []
+    grpc_loop.run(second.stop(0))
+    first.close()
+
+
+async def _start(server: GrpcServer, port: int) -> None:
+    await server.start("127.0.0.1", port)
+
+
+def test_a_server_does_not_wait_long_for_clients_that_do_not_notice(own_frontend: GrpcFrontend) -> None:
+    with socket.create_connection(("127.0.0.1", own_frontend.port)) as silent:
+        silent.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame_head(0, FrameType.SETTINGS, Flag.NONE, 0))
+        wait_until(lambda: own_frontend.server.connections)
+        own_frontend.loop.run(own_frontend.server.leave(0.1))
+        own_frontend.loop.run(own_frontend.server.stop(0.1))
 
 
 def test_calls_still_open_after_the_grace_period_are_cancelled(own_frontend: GrpcFrontend) -> None:
