@@ -10,7 +10,7 @@ NPM    := $(NODE)/bin/node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 WEB    := $(VENV)/.web-files
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow faults shapes gpu-check gpu-bundle lint bench docs site dist lock clean
+.PHONY: help install demo serve test test-slow faults shapes containers gpu-check gpu-bundle lint bench docs site dist lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -61,16 +61,21 @@ serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002 and 
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.
 	@echo "left out: $$($(RUN) pytest -m gpu --collect-only --quiet | grep -c ::) gpu tests, $$($(RUN) pytest -m slow --collect-only --quiet | grep -c ::) slow tests"
-	$(RUN) pytest -n 2 --dist loadfile -m "not slow and not gpu"
+	$(RUN) pytest -n 2 --dist loadfile -m "not slow and not gpu and not containers"
 
 test-slow: $(TESTED) ## Run the slow tests.
-	$(RUN) pytest -m "slow and not gpu"
+	$(RUN) pytest -m "slow and not gpu and not containers"
 
 faults: $(STAMP) ## Run the fault suite: kills, pauses, partitions, full queues. SEED=7 COUNT=20
 	$(RUN) tests.faults --table $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 shapes: $(TESTED) ## Start the services of the compose files as plain processes, and test them.
-	$(RUN) pytest tests/deploy
+	$(RUN) pytest tests/deploy -m "not containers"
+
+# Without an engine all is skipped, with the reason. WEIR_CONTAINERS_GPU=1 builds the GPU image too, WEIR_CONTAINERS_KEEP=1 keeps
+# images and build cache in ~/.cache/weir-containers for the next run.
+containers: $(TESTED) ## Build the images, run the compose files on a container engine, and stop, kill and scale under load.
+	$(RUN) pytest tests/deploy/containers -m containers
 
 gpu-bundle: ## Pack what gpu-check needs on a machine without a package registry into .gpu-bundle.
 	$(PYTHON) -m benchmarks.gpu.bundle
