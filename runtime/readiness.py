@@ -1,4 +1,4 @@
-"""A role's ties to the supervisor that started it: its ready line, the lifeline, and the heartbeat file.
+"""A role's ties to what started it: a ready line and a lifeline to its supervisor, a heartbeat file, and systemd's messages.
 
 A role that runs without a supervisor (in a container, or by hand) has no ties, and these functions do nothing.
 
@@ -9,6 +9,9 @@ the supervisor has ended, for any reason.
 Heartbeat file: if `WEIR_ALIVE_FILE` names a file, a ready role touches it each second from its event loop. So a
 container's health check (of the images, or a probe of Kubernetes) sees by the file's age that the role has started
 and that its loop runs, without starting an interpreter.
+
+systemd: a process that systemd started as a service of type `notify` sends READY=1 to its socket when it serves, and, if it
+has an event loop and the service has a watchdog, WATCHDOG=1 with each heartbeat.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -28,27 +32,37 @@ READY_FD = "WEIR_READY_FD"
 LIFELINE_FD = "WEIR_LIFELINE_FD"
 ALIVE_FILE = "WEIR_ALIVE_FILE"
 
+NOTIFY_SOCKET, WATCHDOG_TIMEOUT = "NOTIFY_SOCKET", "WATCHDOG_USEC"
+"""systemd's variables (sd_notify(3), sd_watchdog_enabled(3))."""
+
 HEARTBEAT_INTERVAL_S = 1.0
-"""Time between two touches of the heartbeat file."""
+"""Time between two heartbeats."""
 
 
 def announce_ready(**facts: object) -> None:
-    """Reports to the supervisor that this role serves, and starts the heartbeat file. Only the first call has an effect.
+    """Reports to the supervisor, or to systemd, that this role serves, and starts its heartbeats.
 
-    `facts` are JSON values for the start-up block and for a restart: a gateway's are `http_port`, `grpc_port`,
-    `metrics_port`, `models` (a list of `{"name", "versions", "state", "reason"}`) and `durability` (`{"ack_is_fsync",
-    "reason"}`).
+    Only the first call has an effect. `facts` are JSON values for the start-up block and for a restart: a gateway's are
+    `http_port`, `grpc_port`, `metrics_port`, `models` (a list of `{"name", "versions", "state", "reason"}`) and
+    `durability` (`{"ack_is_fsync", "reason"}`).
     """
-    _announce({"ready": True, **facts})
-    path = os.environ.pop(ALIVE_FILE, "")  # removed, like the ties: a model's own processes are not the role
-    if path:
+    is_supervised = _announce({"ready": True, **facts})
+    # Removed, like the ties: a model's own processes are not the role.
+    path = os.environ.pop(ALIVE_FILE, "")
+    address = os.environ.pop(NOTIFY_SOCKET, "")
+    is_watched = bool(os.environ.pop(WATCHDOG_TIMEOUT, ""))
+    if is_supervised:
+        address = ""  # the service is the supervisor
+    if address:
+        _notify(address, b"READY=1")
+    if path or (address and is_watched):
         import asyncio
 
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             return  # the supervisor has no event loop; its roles have heartbeats
-        _touch_heartbeat_file(loop, path)
+        _beat(loop, path, address if is_watched else "")
 
 
 def announce_failure(message: str) -> None:
@@ -63,22 +77,36 @@ def watch_parent() -> None:
         threading.Thread(target=_exit_at_end, args=(fd,), name="lifeline", daemon=True).start()
 
 
-def _touch_heartbeat_file(loop: asyncio.AbstractEventLoop, path: str) -> None:
+def _beat(loop: asyncio.AbstractEventLoop, path: str, address: str) -> None:
     # A timer, not a task: it ends with the loop and stops when the loop hangs.
+    if path:
+        try:
+            with open(path, "ab"):
+                os.utime(path)
+        except OSError as error:
+            logger.warning("heartbeat file %s can not be touched: %s", path, error.strerror or error)
+    if address:
+        _notify(address, b"WATCHDOG=1")
+    loop.call_later(HEARTBEAT_INTERVAL_S, _beat, loop, path, address)
+
+
+def _notify(address: str, message: bytes) -> None:
+    """Sends a message to systemd at the socket `address`; `@` stands for an abstract one."""
     try:
-        with open(path, "ab"):
-            os.utime(path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as datagrams:
+            datagrams.sendto(message, "\0" + address[1:] if address.startswith("@") else address)
     except OSError as error:
-        logger.warning("heartbeat file %s can not be touched: %s", path, error.strerror or error)
-    loop.call_later(HEARTBEAT_INTERVAL_S, _touch_heartbeat_file, loop, path)
+        logger.warning("systemd can not be reached at %s: %s", address, error.strerror or error)
 
 
-def _announce(line: dict[str, object]) -> None:
+def _announce(line: dict[str, object]) -> bool:
+    """Writes the line to the supervisor; returns whether there is one."""
     fd = _take_fd(READY_FD)
     if fd is None:
-        return
+        return False
     with os.fdopen(fd, "wb") as pipe:
         pipe.write(json.dumps(line).encode() + b"\n")
+    return True
 
 
 def _take_fd(variable: str) -> int | None:

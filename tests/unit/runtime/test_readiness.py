@@ -2,10 +2,13 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 ROLE = "from runtime.readiness import announce_failure, announce_ready, watch_parent\nimport os, sys\n"
 
@@ -60,6 +63,48 @@ def test_a_role_without_supervisor_announces_nothing() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WEIR_")}
     ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=20)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"")
+
+
+def messages_to_systemd(folder: Path, code: str, count: int, **environment: str) -> list[bytes]:
+    """What a process running `code` as a service of type `notify` sends, until `count` messages came or it has ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
+        receiver.bind(str(folder / "notify"))
+        receiver.settimeout(20)
+        variables = {**os.environ, "NOTIFY_SOCKET": str(folder / "notify"), **environment}
+        role = subprocess.Popen([sys.executable, "-c", ROLE + code], env=variables)
+        try:
+            if count:
+                return [receiver.recv(100) for _ in range(count)]
+            assert role.wait(20) == 0
+            receiver.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                receiver.recv(100)
+            return []
+        finally:
+            role.kill()
+            role.wait()
+
+
+SERVE = """
+import asyncio
+async def main():
+    announce_ready()
+    assert not {"NOTIFY_SOCKET", "WATCHDOG_USEC"} & os.environ.keys()
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+def test_systemd_hears_that_a_role_is_ready_and_that_its_loop_turns(tmp_path: Path) -> None:
+    messages = messages_to_systemd(tmp_path, SERVE, 3, WATCHDOG_USEC="30000000")
+    assert messages == [b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1"]
+
+
+def test_systemd_hears_of_the_supervisor_and_not_of_its_roles(tmp_path: Path) -> None:
+    assert messages_to_systemd(tmp_path, "announce_ready()", 1) == [b"READY=1"]
+    (tmp_path / "notify").unlink()
+    code = "os.environ['WEIR_READY_FD'] = str(os.open(os.devnull, os.O_WRONLY)); announce_ready()"
+    assert messages_to_systemd(tmp_path, code, 0) == []
 
 
 def test_a_role_ends_at_once_when_its_supervisor_is_gone() -> None:
