@@ -14,10 +14,23 @@ from bus.naming import subjects
 from bus.nats.connection import Bus, Message
 from runtime.containment import call_each, contained
 from schemas.wire.codec import MalformedMessage
-from schemas.wire.observation import ObserveRequest, Report, pack_report
+from schemas.wire.observation import (
+    MAX_REPORTS,
+    ObserveRequest,
+    Report,
+    ReportRow,
+    pack_report,
+    pack_reports,
+)
 
 MAX_LEASES = 64
 """Leases that a process keeps: their observers' names come from messages."""
+
+REPORT_DELAY_S = 0.1
+"""How long a report waits for others: a message costs its sender and the broker several times as much as a report."""
+
+MAX_WAITING_BYTES = 256 << 10
+"""Reports for one observer that wait; more are sent at once."""
 
 MAX_MODELS = 4096
 """Models whose rates one lease counts."""
@@ -157,6 +170,8 @@ class Observed:
         self.malformed_messages = 0
         self._listeners: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._waiting: dict[str, list[ReportRow]] = {}
+        self._waiting_bytes: dict[str, int] = {}
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after leases have begun or ended."""
@@ -167,10 +182,31 @@ class Observed:
         await self._bus.subscribe(subjects.OBSERVE, self._on_request)
 
     def publish(self, observers: Sequence[str], report: Report) -> None:
-        """Publishes a report to each of these observers."""
-        data = pack_report(report)
+        """Publishes a report to each of these observers, together with those of the next `REPORT_DELAY_S`."""
+        row = pack_report(report)
         for observer in observers:
-            self._bus.publish(subjects.observed(observer), data)
+            waiting = self._waiting.get(observer)
+            if waiting is None:
+                if not self._waiting:
+                    asyncio.get_running_loop().call_later(REPORT_DELAY_S, self._flush_all)
+                waiting = self._waiting[observer] = []
+                self._waiting_bytes[observer] = 0
+            waiting.append(row)
+            self._waiting_bytes[observer] += len(row[1])
+            if len(waiting) >= MAX_REPORTS or self._waiting_bytes[observer] > MAX_WAITING_BYTES:
+                self._flush(observer)
+
+    def _flush(self, observer: str) -> None:
+        rows, self._waiting[observer], self._waiting_bytes[observer] = self._waiting[observer], [], 0
+        if rows and self._bus.is_connected:
+            self._bus.publish(subjects.observed(observer), pack_reports(rows))
+
+    @contained()
+    def _flush_all(self) -> None:
+        for observer in self._waiting:
+            self._flush(observer)
+        self._waiting.clear()
+        self._waiting_bytes.clear()
 
     @contained()
     def _on_request(self, message: Message) -> None:

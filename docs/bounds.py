@@ -57,6 +57,8 @@ schemas.wire.observation:MAX_IDS | request ids that an observer asks for | ignor
 schemas.wire.observation:MAX_REPORTED_REQUESTS | requests of a batch in its report | only counted
 schemas.wire.observation:MAX_REPORTED_TIMES | times in the report of a request | left out
 scheduler.service.observation:MAX_OPEN_BATCHES | reported batches whose ends are awaited | the end of the oldest is not reported
+bus.observation:REPORT_DELAY_S | how long a report waits for others | sent
+bus.observation:MAX_WAITING_BYTES | reports for one observer that wait | sent at once
 cluster.observation.store:MAX_BYTES | reports that an observer keeps | the oldest are dropped
 cluster.observation.observer:MAX_WATCHED | models that an observer watches at a time | the one that was asked for longest ago is not watched any more
 # Callers (gateways, and workers that call models)

@@ -15,7 +15,7 @@ from bus.nats.connection import Bus, Message
 from cluster.observation.store import MAX_BYTES, BatchPage, ObservedRequest, ObservedStore
 from runtime.containment import contained
 from schemas.wire.codec import MalformedMessage
-from schemas.wire.observation import LEASE_S, MAX_ID_LENGTH, MAX_IDS, ObserveRequest, TraceReport, unpack_report
+from schemas.wire.observation import LEASE_S, MAX_ID_LENGTH, MAX_IDS, ObserveRequest, TraceReport, unpack_reports
 
 RENEW_S = LEASE_S / 3
 """How often a lease is renewed: two requests may be lost."""
@@ -137,12 +137,15 @@ class Observation:
     @contained()
     def _on_report(self, message: Message) -> None:
         try:
-            report = unpack_report(message.data)
+            reports = unpack_reports(message.data)
         except MalformedMessage:
             self.malformed_messages += 1
             return
-        self._store.add(report)
-        if isinstance(report, TraceReport) and self._ids.pop(report.id, None) is not None:
+        found = False
+        for report in reports:
+            self._store.add(report)
+            found |= isinstance(report, TraceReport) and self._ids.pop(report.id, None) is not None
+        if found:
             # Callers parse every request in full while ids are asked for.
             if not self._ids and "" not in self._watched:
                 self._publish(ObserveRequest(self._id, lease_s=0.0))

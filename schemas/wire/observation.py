@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from schemas.wire.codec import MalformedMessage, NonNegative, Record, decode, encode
+from schemas.wire.codec import NonNegative, Record, decode, encode
 
 LEASE_S = 10.0
 """How long an `ObserveRequest` is in force; the observer repeats it before."""
@@ -148,18 +148,26 @@ Report = BatchReport | BatchEndReport | TraceReport
 
 _KINDS: dict[str, type[Report]] = {"batch": BatchReport, "batch-end": BatchEndReport, "trace": TraceReport}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-_Row = tuple[Annotated[str, Meta(max_length=16)], bytes]
+MAX_REPORTS = 1024
+"""Reports in one message."""
+
+ReportRow = tuple[Annotated[str, Meta(max_length=16)], bytes]
+"""A report with the name of its kind, as it is part of a message."""
+
+_Rows = Annotated[list[ReportRow], Meta(max_length=MAX_REPORTS)]
 
 
-def pack_report(report: Report) -> bytes:
-    """The message on `observed.<observer>`."""
-    return encode((_NAMES[type(report)], report.pack()))
+def pack_report(report: Report) -> ReportRow:
+    """The report as a part of a message."""
+    return _NAMES[type(report)], report.pack()
 
 
-def unpack_report(data: bytes) -> Report:
-    """The report in a message. Raises MalformedMessage, also for a kind of a newer release."""
-    name, content = decode(data, _Row, "report")
-    kind = _KINDS.get(name)
-    if kind is None:
-        raise MalformedMessage(f"not a report: unknown kind {name!r}")
-    return kind.unpack(content)
+def pack_reports(rows: list[ReportRow]) -> bytes:
+    """The message on `observed.<observer>`, with at most MAX_REPORTS reports."""
+    return encode(rows)
+
+
+def unpack_reports(data: bytes) -> list[Report]:
+    """The reports in a message. Raises MalformedMessage. Kinds of a newer release are left out."""
+    rows = decode(data, _Rows, "message of reports")
+    return [_KINDS[name].unpack(content) for name, content in rows if name in _KINDS]

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import cast
 
 import pytest
 
-from bus import observation as module
 from bus.naming import subjects
 from bus.nats.connection import Bus
 from bus.observation import MAX_LEASES, ObservationLeases, Observed
 from schemas.wire.codec import MalformedMessage
 from schemas.wire.observation import (
     LEASE_S,
+    MAX_REPORTS,
     BatchEndReport,
     BatchReason,
     BatchReport,
     ObserveRequest,
     TraceReport,
     pack_report,
-    unpack_report,
+    pack_reports,
+    unpack_reports,
 )
 from tests.support.collecting_bus import CollectingBus
 from tests.support.waiting import eventually
@@ -91,7 +91,7 @@ def test_leases_are_bounded() -> None:
     assert taken == [True] * MAX_LEASES + [False]
 
 
-async def test_a_process_is_observed_until_the_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_is_observed_until_the_lease_ends() -> None:
     bus = CollectingBus()
     observed = Observed(cast(Bus, bus))
     changes: list[bool] = []
@@ -103,8 +103,6 @@ async def test_a_process_is_observed_until_the_lease_ends(monkeypatch: pytest.Mo
     assert observed.is_on
     await eventually(lambda: not observed.is_on)
     assert changes == [True, False]
-    assert module.MAX_LEASES == MAX_LEASES
-    await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +117,23 @@ async def test_a_process_is_observed_until_the_lease_ends(monkeypatch: pytest.Mo
     ],
 )  # fmt: skip
 def test_a_report_survives_the_way(report: BatchReport | BatchEndReport | TraceReport) -> None:
-    assert unpack_report(pack_report(report)) == report
+    assert unpack_reports(pack_reports([pack_report(report), ("newer", b"?"), pack_report(report)])) == [report, report]
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x00", b"\x92\xa5trace\xc4\x01\x00", b"\x92\xa3new\xc4\x00", b"\x93\x01\x02\x03"]
-)
-def test_other_bytes_are_no_report(data: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x91\x92\xa5trace\xc4\x01\x00", b"\x91\x93\x01\x02\x03"])
+def test_other_bytes_are_no_reports(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
-        unpack_report(data)
+        unpack_reports(data)
+
+
+async def test_reports_of_a_while_travel_together_and_many_at_once() -> None:
+    bus = CollectingBus()
+    observed = Observed(cast(Bus, bus))
+    report = BatchEndReport(scheduler="s", id=1, ended_us=7, busy_us=2, is_answered=True)
+    for _ in range(MAX_REPORTS + 5):
+        observed.publish(("a",), report)
+    observed.publish(("a", "b"), report)
+    assert [len(unpack_reports(data)) for data in bus.taken(subjects.observed("a"))] == [MAX_REPORTS]
+    await eventually(lambda: len(bus.published) == 2)
+    assert [len(unpack_reports(data)) for data in bus.taken(subjects.observed("a"))] == [6]
+    assert [len(unpack_reports(data)) for data in bus.taken(subjects.observed("b"))] == [1]
