@@ -113,9 +113,12 @@ export function usePoll(path, everyMs = 1000) {
   return { data: poller?.data ?? null, error: poller?.error ?? null, atMs: poller?.atMs ?? 0 };
 }
 
-/** Asks again at once for each path that begins with `prefix` and is shown: after an action. */
-export function refresh(prefix) {
-  for (const [path, poller] of pollers) if (path.startsWith(prefix)) poller.refresh();
+/** Asks again at once for what is shown of `root` (with any query) and, if `withParts`, of what lies below it: after an action. */
+export function refresh(root, { withParts = false } = {}) {
+  for (const [path, poller] of pollers) {
+    const [name] = path.split("?");
+    if (name === root || (withParts && name.startsWith(`${root}/`))) poller.refresh();
+  }
 }
 
 /** Runs `step(signal)` every `everyMs` while the component is mounted and the tab visible; failures are retried. */

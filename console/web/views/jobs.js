@@ -57,12 +57,12 @@ function Job({ id, listed, session }) {
   const path = `/api/jobs/${segment(id)}`;
   const run = (verb, done) => async () => {
     await act("POST", `${path}/${verb}`);
-    refresh("/api/jobs");
+    refresh("/api/jobs", { withParts: true });
     return done;
   };
   const isOver = FINAL.has(job.state);
   const share = job.total ? job.done / job.total : null;
-  const isUpload = !job.output;
+  const hasLines = job.output_format === "jsonl";
   return html`<section class="panel wide" aria-label="Job ${id}">
     <header>
       <h2>${job.id}</h2>
@@ -81,14 +81,14 @@ function Job({ id, listed, session }) {
         : html`<${Action} label="Pause" title="Stops taking items; those in flight are finished" session=${session} reason=${isOver ? `The job has ${job.state}.` : ""} run=${run("pause", "The job is paused")} />`}
       <${Action} label="Cancel" title="Ends the job; results so far stay" session=${session} reason=${isOver ? `The job has ${job.state}.` : ""} confirm=${{ title: "Cancel this job?", text: `${grouped(job.done)} items are done; their results stay. The others are not run.` }} run=${run("cancel", "The job is being cancelled")} />
       <${Action} label="Retry" title="Runs the failed items again, in their places, and what was not done" session=${session} reason=${!isOver ? "The job still runs." : job.state === "succeeded" && !job.failed ? "No item failed." : ""} run=${run("retry", "Failed items run again")} />
-      ${isOver && isUpload ? html`<a class="button" href="${path}/result" download="${job.id}.jsonl">Results</a>` : null}
+      ${isOver && hasLines ? html`<a class="button" href="${path}/result" download="${job.id}.jsonl">Results</a>` : null}
       <${Action}
         label="Delete"
         tone="danger"
-        title="Removes the job from the list${isUpload ? ", and its results" : "; files stay"}"
+        title="Removes the job from the list, and items that were sent with it"
         session=${session}
         reason=${isOver ? "" : "Cancel the job first."}
-        confirm=${{ title: "Delete this job?", text: isUpload ? "The job's items and results are deleted." : "The job is removed from the list; its files stay." }}
+        confirm=${{ title: "Delete this job?", text: "Items that were sent with the job are deleted, and their results; files on the server stay." }}
         run=${async () => {
           await act("DELETE", path);
           go(["jobs"]);

@@ -52,7 +52,7 @@ export function Model({ id, route, session }) {
 function LoadActions({ name, path, row, session }) {
   const run = (verb, done) => async () => {
     await act("POST", `${path}/${verb}`);
-    refresh("/api/models");
+    refresh("/api/models", { withParts: true });
     return done;
   };
   if (!row?.loaded) return html`<${Action} label="Load" title="Loads the model on the workers" session=${session} run=${run("load", `Model ${name} is loaded`)} />`;
@@ -149,7 +149,7 @@ function Traffic({ name, path, versions, traffic, session }) {
         reason=${isChanged ? "" : "The shares are as they are set now."}
         run=${async () => {
           await act("PUT", `${path}/traffic`, { weights: Object.fromEntries(versions.filter(({ version }) => shares[version] > 0).map(({ version }) => [version, shares[version]])) });
-          refresh("/api/models");
+          refresh("/api/models", { withParts: true });
           return `Traffic of ${name} is split ${text}`;
         }}
       />
@@ -160,7 +160,7 @@ function Traffic({ name, path, versions, traffic, session }) {
         reason=${hasRule ? "" : "There is no rule."}
         run=${async () => {
           await act("DELETE", `${path}/traffic`);
-          refresh("/api/models");
+          refresh("/api/models", { withParts: true });
           return `The traffic rule of ${name} is removed`;
         }}
       />
