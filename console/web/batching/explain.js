@@ -1,9 +1,19 @@
 // What a model's recent batches show, in numbers and in sentences.
 
-/** Above this share of the delay, a batch's first request counts as having waited until the delay ended. */
-const NEAR_DELAY = 0.9;
+/** Why a scheduler sends a batch, by the reason it reports, as the end of "batches leave because …". */
+export const REASONS = {
+  full: "they are full",
+  preferred: "they have a preferred size",
+  delay: "the delay ends",
+  free: "an instance is free",
+  closed: "the next request may not join: its shape differs, or a rule of the model forbids it",
+  alone: "a request runs alone after it was lost with a worker",
+  single: "the model has no dynamic batching",
+  together: "waiting requests travel in one message and run one by one",
+  sequence: "the next requests of their sequences are there",
+};
 
-const FULL_SHARE = 0.5;
+const MOST = 0.5;
 
 /** Figures of `batches`: sizes, padding, waits (ms) and why they left. Null without batches. */
 export function figuresOf(batches, settings) {
@@ -11,11 +21,10 @@ export function figuresOf(batches, settings) {
   const rows = batches.reduce((total, batch) => total + batch.rows, 0);
   const padding = batches.reduce((total, batch) => total + batch.padding, 0);
   const waits = batches.flatMap((batch) => batch.waited_us).sort((a, b) => a - b);
-  const held = batches.map((batch) => batch.held_us).sort((a, b) => a - b);
   const most = Math.max(1, settings?.max_batch_size ?? 1);
   const delayUs = settings?.max_queue_delay_us ?? 0;
-  const isFull = (batch) => batch.rows >= most;
-  const isDelayed = (batch) => !isFull(batch) && delayUs > 0 && batch.held_us >= delayUs * NEAR_DELAY;
+  const reasons = new Map();
+  for (const { reason } of batches) reasons.set(reason, (reasons.get(reason) ?? 0) + 1 / batches.length);
   return {
     batches: batches.length,
     rows,
@@ -24,9 +33,9 @@ export function figuresOf(batches, settings) {
     padded: padding / Math.max(1, rows + padding),
     medianWaitUs: quantile(waits, 0.5),
     p99WaitUs: quantile(waits, 0.99),
-    medianHeldUs: quantile(held, 0.5),
-    full: batches.filter(isFull).length / batches.length,
-    delayed: batches.filter(isDelayed).length / batches.length,
+    full: batches.filter((batch) => batch.rows >= most).length / batches.length,
+    delayed: reasons.get("delay") ?? 0,
+    reasons: [...reasons].sort((a, b) => b[1] - a[1]),
     alone: batches.filter((batch) => batch.rows === 1).length / batches.length,
     most,
     delayUs,
@@ -47,22 +56,24 @@ export function sizesOf(batches, most) {
 /** Sentences that explain what is seen; the first says why batches leave, the last what could be changed. */
 export function explained(figures) {
   if (!figures) return ["No batch has been formed since you opened this page. Send requests to the model to see how they are joined."];
-  const { most, delayUs, full, delayed, alone, used, padded, medianHeldUs } = figures;
-  const sentences = [];
-  if (most === 1) {
-    sentences.push("Each request runs alone: the model's max_batch_size is 1, or 0.");
-    return [...sentences, waitSentence(figures)];
-  }
-  if (full >= FULL_SHARE) sentences.push(`Batches leave because they are full: ${share(full)} have ${most} rows, the max_batch_size.`);
-  else if (delayUs > 0 && delayed >= FULL_SHARE) sentences.push(`Batches leave after ${duration(delayUs)} because the delay ends: for ${share(delayed)} of them the first request waited as long as max_queue_delay allows.`);
-  else if (delayUs > 0) sentences.push(`Most batches leave before the delay of ${duration(delayUs)} ends and before they are full: they have a preferred size, or no further request is expected in time.`);
-  else if (alone >= 0.9) sentences.push("Batches leave as soon as an instance is free, and there is no queue delay: nearly each request found a free instance at once and runs alone.");
-  else sentences.push(`Batches leave as soon as an instance is free, and there is no queue delay: what arrived while the instances were busy runs together, ${number(figures.meanRows)} rows on average.`);
-  sentences.push(`${share(used)} of the rows are used${padded > 0.005 ? `, and ${share(padded)} of what runs is padding` : ""}.`);
+  const { most, used, padded } = figures;
+  const sentences = [whySentence(figures)];
+  if (most > 1) sentences.push(`${share(used)} of the rows are used${padded > 0.005 ? `, and ${share(padded)} of what runs is padding` : ""}.`);
   sentences.push(waitSentence(figures));
-  const advice = adviceOf({ most, delayUs, full, delayed, alone, used, medianHeldUs });
+  const advice = adviceOf(figures);
   if (advice) sentences.push(advice);
   return sentences;
+}
+
+function whySentence({ most, delayUs, alone, meanRows, reasons }) {
+  const [[first, firstShare], second] = reasons;
+  if (firstShare < MOST) return `Batches leave for different reasons: ${share(firstShare)} because ${REASONS[first] ?? first}${second ? `, ${share(second[1])} because ${REASONS[second[0]] ?? second[0]}` : ""}.`;
+  if (first === "single") return "Each request is a batch: the model has no dynamic batching.";
+  if (first === "full") return `Batches leave because they are full: ${share(firstShare)} have ${most} rows, the max_batch_size.`;
+  if (first === "delay") return `Batches leave after ${duration(delayUs)} because the delay ends: for ${share(firstShare)} of them the first request waited as long as max_queue_delay allows.`;
+  if (first !== "free") return `Batches leave because ${REASONS[first] ?? first} (${share(firstShare)} of them).`;
+  if (alone >= 0.9) return "Batches leave as soon as an instance is free, and nearly each request found one at once: it runs alone.";
+  return `Batches leave as soon as an instance is free, as there is no queue delay: what arrived while the instances were busy runs together, ${number(meanRows)} rows on average.`;
 }
 
 function waitSentence({ medianWaitUs, p99WaitUs }) {
@@ -70,8 +81,8 @@ function waitSentence({ medianWaitUs, p99WaitUs }) {
 }
 
 function adviceOf({ delayUs, full, delayed, alone, used }) {
-  if (delayUs > 0 && delayed >= FULL_SHARE && alone >= FULL_SHARE) return "The delay costs time and joins few requests: a shorter max_queue_delay_microseconds would answer sooner.";
-  if (delayUs > 0 && delayed >= FULL_SHARE && used < 0.5) return "A shorter max_queue_delay_microseconds would answer sooner with smaller batches; a longer one would fill them further.";
+  if (delayUs > 0 && delayed >= MOST && alone >= MOST) return "The delay costs time and joins few requests: a shorter max_queue_delay_microseconds would answer sooner.";
+  if (delayUs > 0 && delayed >= MOST && used < 0.5) return "A shorter max_queue_delay_microseconds would answer sooner with smaller batches; a longer one would fill them further.";
   if (full >= 0.9) return "A larger max_batch_size could join more, if the model gains by it.";
   return "";
 }

@@ -6,7 +6,7 @@
 
 import { tooltipNode, tooltipStyle } from "../components/chart.js";
 import { clock, microseconds, shortId } from "../core/format.js";
-import { duration, sizesOf } from "./explain.js";
+import { duration, REASONS, sizesOf } from "./explain.js";
 
 const MAX_CELLS = 64;
 
@@ -125,7 +125,7 @@ function describe(batch, palette) {
     ["instance", `${batch.instance} on ${shortId(batch.worker)}`],
     ["version", String(batch.version)],
   ];
-  return tooltipNode(`Batch ${batch.id}`, rows, batch.reason ? `It left because: ${batch.reason}` : "");
+  return tooltipNode(`Batch ${batch.id}`, rows, batch.reason ? `It left because ${REASONS[batch.reason] ?? batch.reason}.` : "");
 }
 
 /** How many batches there were of each size. */

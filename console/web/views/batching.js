@@ -12,6 +12,7 @@ import { duration, explained, figuresOf } from "../batching/explain.js";
 
 const TICK_MS = 500;
 const KEPT = 600;
+const RUNNING_MS = 5000;
 const EXPLAINED_MS = 15_000;
 const LANES_MS = 5000;
 const COLUMN_PX = 14;
@@ -45,7 +46,7 @@ function Picture({ model }) {
   const [width, setWidth] = useState(900);
   const [isHeld, setHeld] = useState(false);
   const [error, setError] = useState(null);
-  const held = useRef({ next: null, batches: [], dropped: 0, settings: null, atMs: 0 });
+  const held = useRef({ next: 0, after: 0, batches: [], dropped: 0, settings: null });
   const [feed, setFeed] = useState(null);
   useLayoutEffect(() => {
     const observer = new ResizeObserver(([entry]) => setWidth(Math.round(entry.contentRect.width)));
@@ -57,7 +58,7 @@ function Picture({ model }) {
       const state = held.current;
       let answer;
       try {
-        answer = await get(`/api/batching?${new URLSearchParams({ model, after: state.next ?? 0 })}`, signal);
+        answer = await get(`/api/batching?${new URLSearchParams({ model, after: state.after })}`, signal);
       } catch (failure) {
         if (!signal.aborted) setError(failure);
         throw failure;
@@ -66,8 +67,11 @@ function Picture({ model }) {
       const known = new Map(state.batches.map((batch) => [batch.seq, batch]));
       for (const batch of answer.batches) known.set(batch.seq, batch);
       state.batches = [...known.values()].slice(-KEPT);
+      if (state.after === state.next) state.dropped += answer.dropped;
       state.next = answer.next;
-      state.dropped += answer.dropped ?? 0;
+      // Batches that still ran are asked for again: their times are reported when they end.
+      const running = state.batches.find((batch) => batch.busy_us === null && batch.at_ms > (state.batches.at(-1)?.at_ms ?? 0) - RUNNING_MS);
+      state.after = Math.min(state.next, (running?.seq ?? Infinity) - 1);
       state.settings = answer.settings;
       setFeed({ batches: state.batches, settings: state.settings, dropped: state.dropped, atMs: Date.now() });
     },
@@ -97,7 +101,7 @@ function Picture({ model }) {
         <${Figure} label="Padding" value=${figures ? percent(figures.padded) : "–"} title="Of what instances run" />
         <${Figure} label="Median wait" value=${figures ? duration(figures.medianWaitUs) : "–"} />
         <${Figure} label="Full" value=${figures ? percent(figures.full) : "–"} title="Batches with max_batch_size rows" />
-        <${Figure} label="Held to the delay" value=${figures ? percent(figures.delayed) : "–"} title="Batches whose first request waited until max_queue_delay ended" />
+        <${Figure} label="Held to the delay" value=${figures ? percent(figures.delayed) : "–"} title="Batches that left because max_queue_delay ended" />
       </div>
       <section>
         <header class="picture-head">

@@ -302,7 +302,7 @@ class LargeCluster:
                     "gateways": [self.gateways[0]] * rows,
                     "held_us": held_us,
                     "busy_us": 9000,
-                    "reason": HOSTILE_REASON if place == 0 else "delay",
+                    "reason": HOSTILE_REASON if place == 0 else "full" if rows == 16 else "delay",
                 }
             )
         settings = {"max_batch_size": 16, "preferred": [], "max_queue_delay_us": 2000}
