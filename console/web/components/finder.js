@@ -1,22 +1,20 @@
 // `Finder` (key `/`): goes to a view, a model, a process or a request. `KeyHelp` (key `?`): the keys.
 
-import { get } from "../core/api.js";
 import { html, useEffect, useMemo, useRef, useState } from "../core/html.js";
+import { usePoll } from "../core/polling.js";
 import { go } from "../core/router.js";
 import { Dialog } from "./dialog.js";
 
 const MAX_SHOWN = 12;
+const NONE = [];
 
 /** A dialog with one field; arrow keys and Enter choose among what fits the text. */
 export function Finder({ views, status, onClose }) {
   const [text, setText] = useState("");
   const [at, setAt] = useState(0);
-  const [models, setModels] = useState([]);
+  const models = usePoll("/api/models", 5000).data?.models ?? NONE;
   const input = useRef(null);
-  useEffect(() => {
-    input.current.focus();
-    get("/api/models").then((answer) => setModels(answer.models), () => {});
-  }, []);
+  useEffect(() => input.current.focus(), []);
   const found = useMemo(() => matches(text.trim().toLowerCase(), views, models, status), [text, models, status]);
   const chosen = Math.min(at, found.length - 1);
   function open(entry) {

@@ -224,5 +224,6 @@ function moveCursor(event, state, rowKey) {
   state.cursor = target.getData()[rowKey];
   for (const row of state.table.getRows("visible")) row.getElement().setAttribute("aria-selected", String(row.getData()[rowKey] === state.cursor));
   state.table.scrollToRow(target, "nearest", false).catch(() => {});
-  requestAnimationFrame(() => target.getElement()?.setAttribute("aria-selected", "true"));
+  // A row that was not visible is drawn now.
+  requestAnimationFrame(() => state.cursor === target.getData()[rowKey] && target.getElement()?.setAttribute("aria-selected", "true"));
 }

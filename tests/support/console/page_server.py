@@ -29,26 +29,23 @@ WEB = Path(__file__).parents[3] / "console" / "web"
 
 
 class PageServer:
-    """A running server. `calls` counts the requests by path; while `is_down`, none is answered."""
+    """A running server. `calls` counts the requests by path, `actions` has those that change something."""
 
     def __init__(self, cluster: LargeCluster) -> None:
         self.cluster = cluster
         self.allow_changes = False
-        self.is_down = False
         self.calls: dict[str, int] = {}
         self.actions: list[tuple[str, str, Any]] = []
         self.url = ""
 
     def app(self) -> Starlette:
-        """The routes of docs/console.md that the page uses."""
+        """The routes that the page uses."""
         cluster = self.cluster
 
         def answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
             async def handle(request: Request) -> Response:
                 path = request.url.path
                 self.calls[path] = self.calls.get(path, 0) + 1
-                if self.is_down:
-                    raise ConnectionResetError
                 document = make(request)
                 if document is None:
                     return JSONResponse({"error": f"not found: {path}"}, 404)
