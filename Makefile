@@ -56,7 +56,7 @@ $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_w
 demo: $(STAMP) $(WEB) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
 	$(RUN) weir demo
 
-serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002 and 4222 until Ctrl-C.
+serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002, 8080 and 4222 until Ctrl-C.
 	$(RUN) weir demo --serve
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.

@@ -21,7 +21,7 @@ from weir.demo.server import DemoServer, running_server
 
 def serve_options(folder: Path) -> tuple[str, ...]:
     """The options of `weir serve` with `folder`, besides the repositories. NATS has no fixed port by default."""
-    return f"--data-dir={folder / 'data'}", "--nats-port=4222"
+    return f"--data-dir={folder / 'data'}", "--nats-port=4222", "--console-allow-changes"
 
 
 def serve(folder: Path, options: Sequence[str] = ()) -> None:
