@@ -186,7 +186,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         },
         f"KV_{live.REGISTRY_BUCKET}": {**read, ADMIN: ("look", "read", "follow")},
         f"KV_{live.SETTINGS_BUCKET}": {**read, **looks},
-        live.MODELS_STREAM: {**read, **looks},
+        live.MODELS_STREAM: {**read, ADMIN: ("look", "read", "follow")},
         live.MODEL_FILES_STREAM: {GATEWAY: stored, WORKER: stored, **looks},
         live.REGIONS_STREAM: {GATEWAY: stored, **looks},
         live.STATES_STREAM: {WORKER: stored, SCHEDULER: ("look", "read"), **looks},
@@ -235,7 +235,7 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
     return [
         (live.REGISTRY_WRITES, (SCHEDULER, WORKER), ALL_USERS),
         (live.SETTINGS_WRITES, ROLES, ROLES),
-        (live.MODELS_WRITES, (GATEWAY, WORKER), (GATEWAY, WORKER)),
+        (live.MODELS_WRITES, (GATEWAY, WORKER), (GATEWAY, WORKER, *OBSERVERS)),
         (f"$KV.{live.REGIONS_BUCKET}.*.*", (GATEWAY,), (GATEWAY,)),
         (f"$KV.{live.STATES_BUCKET}.>", (WORKER,), ()),
         (anything(live.cached), (GATEWAY, WORKER), ()),

@@ -46,10 +46,15 @@ class Tick(NamedTuple):
 
 
 class ClusterView:
-    """Collects over `bus`; `id` is this process's name on it. Everything runs in one event loop."""
+    """Collects over `bus`; `id` is this process's name on it. Everything runs in one event loop.
 
-    def __init__(self, bus: Bus, id: str, url: str) -> None:
+    The load is collected every `interval_s`. `readings` are the last two, once there are two.
+    """
+
+    def __init__(self, bus: Bus, id: str, url: str, interval_s: float = TICK_S) -> None:
         self._bus = bus
+        self._interval_s = interval_s
+        self.readings: tuple[Reading, Reading] | None = None
         self._registry = RegistryView(bus)
         self.catalog = Catalog(self._registry, strict_readiness=True)
         self.statistics = Statistics(bus, id, self._registry, self.catalog)
@@ -61,6 +66,7 @@ class ClusterView:
         self._status: ClusterStatus | None = None
         self._collected_s = float("-inf")
         self._collecting: asyncio.Task[ClusterStatus] | None = None
+        self._collecting_load: asyncio.Task[None] | None = None
 
     async def start(self, background: asyncio.TaskGroup, announced: Callable[[], None] = lambda: None) -> None:
         """Starts the collection, in tasks of `background`. `announced` is called after each tick.
@@ -73,7 +79,12 @@ class ClusterView:
         self.catalog.start_warmup()
         await self.statistics.start()
         await self._collector.start(background)
-        background.create_task(self._collect_load(announced))
+        self._collecting_load = background.create_task(self._collect_load(announced))
+
+    def stop(self) -> None:
+        """Ends the collection of the load."""
+        if self._collecting_load is not None:
+            self._collecting_load.cancel()
 
     @property
     def is_connected(self) -> bool:
@@ -105,7 +116,7 @@ class ClusterView:
 
     async def _collect_load(self, announced: Callable[[], None]) -> None:
         while True:
-            await next_tick(TICK_S)
+            await next_tick(self._interval_s)
             if self._bus.is_connected:
                 self._registry.expire()
                 await self.statistics.refresh()
@@ -118,6 +129,7 @@ class ClusterView:
         load = None
         at_ms = time.time_ns() // 1_000_000
         if before is not None:
+            self.readings = before, self._reading
             load = measure(before, self._reading, devices_of(self.statistics.live_workers()))
             self.history.add(at_ms, load.cluster, load.models)
         self.tick = Tick(self.tick.number + 1, at_ms, load)

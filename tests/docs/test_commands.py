@@ -170,6 +170,14 @@ def test_weir_status(command: str, served: Served) -> None:
     assert done.stdout.startswith("healthy: 1 host, 1 gateway, 1 scheduler, 1 worker")
 
 
+@pytest.mark.parametrize("command", reply(".venv/bin/weir top"))
+def test_weir_top(command: str, served: Served) -> None:
+    done = subprocess.run(in_venv(command), cwd=served.folder, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 gateway, 1 scheduler, 1 worker" in done.stdout
+    assert re.search(r"^magika .* ready$", done.stdout, re.MULTILINE)
+
+
 @pytest.mark.parametrize("command", reply(".venv/bin/weir doctor"))
 def test_weir_doctor(command: str) -> None:
     done = subprocess.run(in_venv(command), cwd=ROOT, env=environment(), capture_output=True, text=True)

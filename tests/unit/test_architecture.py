@@ -43,7 +43,7 @@ ROOMS = {
     "weir": (
         "errors listening options own_packages terminal",
         "backend demo inference running_server server_process supervisor testing",
-        "client doctor init status",
+        "client doctor init status top",
         "commands server",
         "__main__ pytest_plugin",
     ),

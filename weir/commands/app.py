@@ -76,6 +76,20 @@ def doctor(
     raise typer.Exit(run(data_dir, as_json))
 
 
+@with_broker_options
+def top(
+    broker: BrokerTarget,
+    every: Annotated[
+        float, typer.Option(metavar="SECONDS", min=0.5, max=60.0, help="Interval of readings and of the display.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and exit, as without a terminal.")] = False,
+) -> None:
+    """Show the load of all models, live: rates, latencies, queues, batches and utilization."""
+    from weir.top.run import run
+
+    raise typer.Exit(run(broker, every, once))
+
+
 DEFAULT_REPOSITORY = "models"
 """The default repository."""
 
@@ -221,6 +235,7 @@ for _role in ROLES:
 app.command(cls=SectionedCommand)(init)
 app.command(cls=SectionedCommand)(push)
 app.command(cls=SectionedCommand)(status)
+app.command(cls=SectionedCommand)(top)
 app.command(cls=SectionedCommand)(perf)
 app.command(cls=SectionedCommand)(doctor)
 app.command(cls=SectionedCommand)(nats_permissions)

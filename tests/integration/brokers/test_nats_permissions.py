@@ -18,7 +18,12 @@ from nats.js.errors import ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from bus.naming.permissions import USERS, allows, nats_conf, permissions
+from bus.nats.connection import Bus
+from bus.nats.replies import ReplyInbox
+from client.gateway_api import GatewayApi
+from cluster.observation.observer import Observation
 from cluster.status.snapshot import ClusterStatus
+from console.collection.view import ClusterView
 from tests.support.clients.producers import Producer, int64_body, value_of
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.sequences import write_checkpointed
@@ -111,6 +116,8 @@ def test_each_role_can_do_what_it_must(start: Start, served: Endpoints, capsys: 
     assert console.end() == 0
     capsys.readouterr()
     wait_until(lambda: _is_healthy(permitted, capsys))
+    _tool(permitted, "top", "--once")
+    asyncio.run(_as_console(permitted.url_of("console")))
     _tool(permitted, "push", str(root.parent.parent / "none"), "--list", status=1)
     assert permitted.violations == []
 
@@ -153,6 +160,32 @@ def _is_healthy(permitted: PermittedNats, capsys: pytest.CaptureFixture[str]) ->
     roles = sorted(role.role for role in status.roles)
     assert roles == ["gateway", "scheduler", "scheduler", "worker", "worker"]
     return ended.value.code == 0 and len({queue.owner for queue in status.queues}) == 2
+
+
+async def _as_console(url: str) -> None:
+    """Collects state and load, asks a gateway, observes a request, and asks a model, with the rights of a console."""
+    async with asyncio.TaskGroup() as background:
+        bus = await Bus.connect(url, "console-permitted", background, role="console")
+        view, ticked = ClusterView(bus, "console-permitted", url, 0.5), asyncio.Event()
+        await view.start(background, ticked.set)
+        api, observation = GatewayApi(bus, "console-permitted"), Observation(bus, "console-permitted")
+        answers = ReplyInbox(bus, "answers.console.console-permitted")
+        await api.start()
+        await answers.start()
+        await observation.start()
+        observation.watch("fast", 10, 10)
+        await bus.flush()
+        async with asyncio.timeout(20):
+            while not (observation.traces("fast") and observation.batches("fast").batches):
+                answer = await answers.request("infer.fast", int64_body(4), timeout_s=10)
+                assert value_of(answer.data) == 4
+                await ticked.wait()
+                ticked.clear()
+        assert (await api.request("GET", "/v2/models/fast")).status == 200
+        assert {role.role for role in (await view.status()).roles} == {"gateway", "scheduler", "worker"}
+        observation.close()
+        await bus.close()
+        view.stop()
 
 
 async def _as_producer(url: str) -> None:
