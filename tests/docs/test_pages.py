@@ -60,7 +60,19 @@ def test_classes_and_functions_it_names_exist(page: str, source_text: str) -> No
 @pytest.fixture(scope="session")
 def source_text() -> str:
     """The text of the source tree, deployment files and tests."""
-    folders = ("weir", "gateway", "durable", "jobs", "scheduler", "worker", "console", "perf", "cluster", "client", "bus")
+    folders = (
+        "weir",
+        "gateway",
+        "durable",
+        "jobs",
+        "scheduler",
+        "worker",
+        "console",
+        "perf",
+        "cluster",
+        "client",
+        "bus",
+    )
     paths = [
         path
         for folder in (*folders, "repository", "telemetry", "runtime", "schemas", "k8s", "compose", "tests")

@@ -19,7 +19,13 @@ MOST_MB = 400
 @pytest.fixture(scope="module")
 def idle(engine: Engine) -> Iterator[Container]:
     """A container of the image that runs nothing."""
-    body = {"Image": "weir:cpu", "Entrypoint": ["sleep", "600"], "Cmd": [], "Labels": {LABEL: "image"}, "StopTimeout": 0}
+    body = {
+        "Image": "weir:cpu",
+        "Entrypoint": ["sleep", "600"],
+        "Cmd": [],
+        "Labels": {LABEL: "image"},
+        "StopTimeout": 0,
+    }
     container = Container(engine, "weir", engine.ask("POST", "/containers/create", body)["Id"])
     container.start()
     yield container
@@ -103,7 +109,9 @@ def test_the_web_files_are_there(idle: Container) -> None:
 
 def test_libraries_load_without_their_debugging_information(idle: Container, report: Callable[[str], None]) -> None:
     names = "numpy, onnxruntime, ml_dtypes, uvloop, rapidjson, grpc, orjson, msgpack, obstore, nacl.signing, pydantic"
-    code = f"import {names}; import numpy as n; print(n.linalg.inv(n.eye(3)).sum(), onnxruntime.get_available_providers())"
+    code = (
+        f"import {names}; import numpy as n; print(n.linalg.inv(n.eye(3)).sum(), onnxruntime.get_available_providers())"
+    )
     assert output(idle, "python", "-c", code).startswith("3.0")
 
 

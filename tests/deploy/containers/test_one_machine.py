@@ -42,7 +42,10 @@ def endpoints(container: Container) -> Endpoints:
 
 def ask(server: Endpoints, values: np.ndarray) -> None:
     with server.http() as http, server.grpc() as grpc:
-        for answer in (http.infer("fast", http_inputs({"IN": values})), grpc.infer("fast", grpc_inputs({"IN": values}))):
+        for answer in (
+            http.infer("fast", http_inputs({"IN": values})),
+            grpc.infer("fast", grpc_inputs({"IN": values})),
+        ):
             np.testing.assert_array_equal(answer.as_numpy("OUT"), values)
 
 
@@ -62,7 +65,9 @@ def test_it_is_ready_soon_after_its_start(weir: Container, report: Callable[[str
     wait_until(lambda: server.is_ready("fast"))
     ready_s = time.monotonic() - began_s
     wait_until(lambda: server.is_ready(), 60)
-    report(f"weir serve: `fast` ready {ready_s:.1f} s, all {time.monotonic() - began_s:.1f} s after the container's start")
+    report(
+        f"weir serve: `fast` ready {ready_s:.1f} s, all {time.monotonic() - began_s:.1f} s after the container's start"
+    )
     assert ready_s < 10  # 3 s on a machine that does nothing else
 
 
@@ -70,7 +75,9 @@ def test_it_may_do_what_the_file_allows_and_no_more(machine: ContainerProject, w
     service = machine.project.services["weir"]
     code, status = weir.run("sh", "-c", "for i in /proc/[0-9]*; do cat $i/status; done")
     assert code == 0
-    fields = [line.split(":\t") for line in status.splitlines() if line.startswith(("Cap", "NoNewPrivs", "Seccomp:", "Uid"))]
+    fields = [
+        line.split(":\t") for line in status.splitlines() if line.startswith(("Cap", "NoNewPrivs", "Seccomp:", "Uid"))
+    ]
     found = {name: {value for key, value in fields if key == name} for name, _ in fields}
     for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"):
         assert found[name] == {"0" * 16}, name

@@ -140,7 +140,9 @@ def test_passwords_are_not_to_be_read(roles: ContainerProject) -> None:
     passwords = example_environment().values()
     for service in ("scheduler", "worker", "gateway"):
         (container, *_) = roles.of(service)
-        code, text = container.run("sh", "-c", "for i in /proc/[0-9]*; do [ $i = /proc/1 ] || tr '\\0' '\\n' < $i/environ; done")
+        code, text = container.run(
+            "sh", "-c", "for i in /proc/[0-9]*; do [ $i = /proc/1 ] || tr '\\0' '\\n' < $i/environ; done"
+        )
         assert code == 0
         ours = [line for line in text.splitlines() if "HOSTNAME" not in line]
         assert ours
@@ -220,8 +222,12 @@ def test_all_is_replaced_under_load(roles: ContainerProject, door: Endpoints, re
     report(ledger.summary("roles: everything replaced", 9, []))
 
 
-def test_all_of_it_ends_in_order_and_leaves_volumes_alone(roles: ContainerProject, engine: Engine, report: Report) -> None:
-    assert [one.name for name in ("scheduler", "worker", "gateway") for one in roles.of(name) if one.state["OOMKilled"]] == []
+def test_all_of_it_ends_in_order_and_leaves_volumes_alone(
+    roles: ContainerProject, engine: Engine, report: Report
+) -> None:
+    assert [
+        one.name for name in ("scheduler", "worker", "gateway") for one in roles.of(name) if one.state["OOMKilled"]
+    ] == []
     ended = roles.stop_all()
     for service in ("scheduler", "worker", "gateway"):
         assert {code for code, _ in ended[service]} == {0}, service

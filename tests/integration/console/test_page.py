@@ -239,7 +239,9 @@ def test_what_is_seen_is_explained(console: Any, batches: Any, settings: tuple[i
 
 
 def test_shares_add_up(console: Any) -> None:
-    balance = """async ([shares, version, value]) => (await import('/web/views/model.js')).balanced(shares, version, value)"""
+    balance = (
+        """async ([shares, version, value]) => (await import('/web/views/model.js')).balanced(shares, version, value)"""
+    )
     assert console.evaluate(balance, [{"1": 50, "2": 50, "3": 0}, "3", 50]) == {"1": 25, "2": 25, "3": 50}
     assert console.evaluate(balance, [{"1": 100, "2": 0, "3": 0}, "1", 40]) == {"1": 40, "2": 30, "3": 30}
 

@@ -124,7 +124,9 @@ def missing() -> str:
         return "no Docker engine answers, and starting a private one takes root"
     absent = [name for name in _PROGRAMS if shutil.which(name) is None]
     if absent:
-        return f"no Docker engine answers, and a private one needs {', '.join(absent)} (Debian: apt-get install docker.io)"
+        return (
+            f"no Docker engine answers, and a private one needs {', '.join(absent)} (Debian: apt-get install docker.io)"
+        )
     return ""
 
 

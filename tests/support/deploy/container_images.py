@@ -21,7 +21,14 @@ DOCKERFILE = ROOT / "compose" / "images" / "Dockerfile"
 STAND_INS = Path(__file__).parent / "stand_ins"
 
 _PULL_S = 300.0
-_NOT_IN_SLIM_IMAGES = ("usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/locale", "var/cache", "var/lib/apt/lists")
+_NOT_IN_SLIM_IMAGES = (
+    "usr/share/doc",
+    "usr/share/man",
+    "usr/share/info",
+    "usr/share/locale",
+    "var/cache",
+    "var/lib/apt/lists",
+)
 
 
 def prepare(engine: Engine, folder: Path, images: Sequence[str]) -> None:
@@ -79,7 +86,9 @@ def _make_base(archive: Path, python: str, suite: str) -> None:
         _run("pip", "download", "--quiet", "--no-deps", "--dest", str(root / "tmp"), "pip==24.0")
         (wheel,) = (root / "tmp").glob("pip-*.whl")
         in_image = f"/tmp/{wheel.name}"
-        _run("chroot", folder, "env", f"PYTHONPATH={in_image}", "python", "-m", "pip", "install", "--no-index", in_image)
+        _run(
+            "chroot", folder, "env", f"PYTHONPATH={in_image}", "python", "-m", "pip", "install", "--no-index", in_image
+        )
         wheel.unlink()
         for name in _NOT_IN_SLIM_IMAGES:
             shutil.rmtree(root / name, ignore_errors=True)
@@ -138,5 +147,7 @@ def _run(*command: str) -> str:
     words = ["python3", "-m", "pip", *command[1:]] if command[0] == "pip" else list(command)
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900)
     if done.returncode:
-        raise EngineError(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise EngineError(
+            f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
     return done.stdout

@@ -215,7 +215,9 @@ class ContainerProject:
             "ReadonlyRootfs": described.get("read_only", False),
             "CapDrop": described.get("cap_drop", []),
             "CapAdd": described.get("cap_add", []),
-            "SecurityOpt": [option.replace("no-new-privileges:true", "no-new-privileges") for option in described["security_opt"]],
+            "SecurityOpt": [
+                option.replace("no-new-privileges:true", "no-new-privileges") for option in described["security_opt"]
+            ],
             "Ulimits": [_ulimit(*entry) for entry in described.get("ulimits", {}).items()],
             "Sysctls": described.get("sysctls", {}),
             "Mounts": [self._mount(entry) for entry in described.get("volumes", ())],
@@ -237,7 +239,12 @@ class ContainerProject:
             "HostConfig": host,
             "ExposedPorts": {},
         }
-        for key, name in (("command", "Cmd"), ("entrypoint", "Entrypoint"), ("user", "User"), ("stop_signal", "StopSignal")):
+        for key, name in (
+            ("command", "Cmd"),
+            ("entrypoint", "Entrypoint"),
+            ("user", "User"),
+            ("stop_signal", "StopSignal"),
+        ):
             if key in described:
                 body[name] = described[key]
         if "healthcheck" in described:
