@@ -72,20 +72,24 @@ function shortDuration(us) {
   return microseconds(us).replace(/(\.\d)\d+/, "$1");
 }
 
-/** The rows of a batch as cells; requests with several rows share the batch's rows evenly, as their sizes are not reported. */
+/** The rows of a batch as cells, one for each request; at most `MAX_CELLS`, so that large batches stay cheap to draw. */
 function stack(batch, api, colourOf, palette) {
   const [left, bottom] = api.coord([api.value(0), 0]);
   const [unit] = api.size([1, 1]);
   const width = Math.max(2, unit - Math.min(4, unit * 0.2));
   const children = [];
   const requests = Math.max(1, batch.waited_us.length);
-  const rowsEach = batch.rows / requests;
+  // A report lists the first 64 requests; the others are drawn as if they were like those.
+  const listed = batch.request_rows.reduce((total, rows) => total + rows, 0);
+  const scale = listed ? batch.rows / listed : 0;
+  const ends = [0];
+  for (const rows of batch.request_rows) ends.push(ends.at(-1) + rows * scale);
   const cells = Math.min(requests, MAX_CELLS);
   for (let cell = 0; cell < cells; cell += 1) {
     const from = Math.floor((cell * requests) / cells);
     const to = Math.floor(((cell + 1) * requests) / cells);
-    const top = api.coord([api.value(0), to * rowsEach])[1];
-    const base = api.coord([api.value(0), from * rowsEach])[1];
+    const top = api.coord([api.value(0), ends[to]])[1];
+    const base = api.coord([api.value(0), ends[from]])[1];
     const gap = base - top > 3 ? 1 : 0;
     children.push({ type: "rect", shape: { x: left, y: top + gap, width, height: Math.max(1, base - top - gap) }, style: { fill: colourOf(batch.waited_us[from] ?? 0) } });
   }
@@ -118,7 +122,7 @@ function describe(batch, palette) {
   if (!batch) return "";
   const rows = [
     ["formed at", clock(batch.at_ms)],
-    ["requests", String(batch.waited_us.length)],
+    ["requests", String(batch.size)],
     ["rows", batch.padding ? `${batch.rows} and ${batch.padding} of padding` : String(batch.rows)],
     ["first waited", microseconds(batch.held_us)],
     ["ran for", batch.busy_us === null ? "still runs" : microseconds(batch.busy_us)],

@@ -145,7 +145,8 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
     else state.table.clearFilter();
   }, [filter]);
   useEffect(() => {
-    for (const row of held.current.table?.getRows?.("visible") ?? []) row.getElement().classList.toggle("chosen", row.getData()[rowKey] === chosen);
+    const { isReady, table } = held.current;
+    for (const row of isReady ? table.getRows("visible") : []) row.getElement().classList.toggle("chosen", row.getData()[rowKey] === chosen);
   }, [chosen]);
   const onKeyDown = (event) => held.current.isReady && moveCursor(event, held.current, rowKey);
   return html`<div class="table" tabindex=${onOpen ? 0 : null} onKeyDown=${onOpen ? onKeyDown : null} ref=${place}></div>`;

@@ -8,10 +8,16 @@ const ROW_PX = 26;
 
 /** What the spans of a request mean, by name. */
 const MEANINGS = {
-  queue: "waits in the scheduler for its batch",
-  input: "the instance reads its inputs",
+  read: "the gateway reads the request",
+  check: "the gateway checks it and sends it to the model's queue",
+  queue: "it waits in the scheduler until its batch leaves",
+  "to the worker": "the batch travels to the worker",
+  "wait for the instance": "the batch waits until the instance is free",
+  input: "the instance joins the inputs of the batch",
   compute: "the model runs",
-  output: "the outputs are split and packed",
+  output: "the instance splits the outputs and packs them",
+  "to the gateway": "the response travels to the gateway",
+  answer: "the gateway answers the client",
 };
 
 /** Bars of `spans`, `[{name, start_us, end_us}]`, from the earliest start on. `label` describes the picture. */

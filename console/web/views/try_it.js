@@ -131,7 +131,7 @@ function Form({ id, model, version, place }) {
       const parameters = isSequence ? { sequence_id: id, sequence_start: at === 0, sequence_end: at === chunks.length - 1 } : {};
       answer = await ask(tensors, { parameters });
       if (answer.status >= 400) break;
-      values.push(Number([answer.response.outputs[0].data].flat(Infinity)[0]));
+      values.push(Number([responsesOf(answer.response)[0].outputs[0].data].flat(Infinity)[0]));
       if (at % 10 === 0) setResult({ answer, sequence: { values: [...values], samples: sound.samples, rate: sound.rate, chunk: chunk.length, name: answer.response.outputs[0].name, total: chunks.length } });
     }
     setResult({ answer, sequence: { values: [...values], samples: sound.samples, rate: sound.rate, chunk: chunks[0].length, name: answer.response?.outputs?.[0]?.name ?? "", total: chunks.length } });
@@ -188,6 +188,7 @@ function Response({ result, labels }) {
     <header class="response-head">
       <${State} tone=${hasFailed ? "bad" : "good"}>${hasFailed ? `failed with ${answer.status}` : "succeeded"}</${State}>
       <b class="duration">${milliseconds(answer.duration_ms)}</b>
+      ${answer.hops?.length ? html`<a href=${link(["requests", answer.id])}>This request</a>` : null}
       ${answer.response?.model_version ? html`<span class="note">version ${answer.response.model_version}</span>` : null}
       ${result.sequence ? html`<span class="note">chunk ${result.sequence.values.length} of ${result.sequence.total}</span>` : null}
     </header>
@@ -196,9 +197,14 @@ function Response({ result, labels }) {
     ${answer.hops?.length ? html`<h3>Where the time went</h3><${Waterfall} spans=${answer.hops} label="The request by hop" />` : null}
     ${answer.response && !hasFailed
       ? html`<${Tabs} label="Response" tabs=${[["outputs", "Outputs"], ["json", "JSON"]]} current=${tab} onChoose=${setTab} />
-          ${tab === "outputs" ? html`<${Outputs} outputs=${answer.response.outputs ?? []} labels=${labels} />` : html`<${Code} text=${shortJson(answer.response)} />`}`
+          ${tab === "outputs" ? responsesOf(answer.response).map((response, place) => html`<${Outputs} key=${place} outputs=${response.outputs ?? []} labels=${labels} />`) : html`<${Code} text=${shortJson(answer.response)} />`}`
       : null}
   `;
+}
+
+/** The responses in an answer: a decoupled model sends any number of them. */
+function responsesOf(response) {
+  return response.responses ?? [response];
 }
 
 /** A response as JSON in lines; long lists are cut. */

@@ -39,7 +39,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConsoleServer]:
 
 
 @pytest.fixture
-def console(page: Any, server: ConsoleServer) -> Any:
+def console(server: ConsoleServer, page: Any) -> Any:
     """The page of that server, at its overview."""
     page.goto(server.console_url)
     expect(page.get_by_role("heading", name="Overview")).to_be_visible()
@@ -104,6 +104,28 @@ def test_the_copied_requests_are_answered(console: Any, server: ConsoleServer) -
     program = console.locator(".copies pre").inner_text()
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert "1:bee" in printed
+
+
+def test_the_way_of_a_request_is_drawn(console: Any, server: ConsoleServer) -> None:
+    open_view(console, "try/classes")
+    console.get_by_role("button", name="Send request").click()
+    console.get_by_role("link", name="This request").click()
+    way = console.get_by_role("img", name="The way of the request")
+    expect(way).to_have_attribute("aria-label", re.compile("queue .*, compute .* in all"))
+    expect(console.get_by_role("region", name="Request ").first).to_contain_text("Came overnats")
+    expect(console.locator(".tabulator-row", has_text="classes").first).to_be_visible()
+    picture(console, "console-request")
+
+
+def test_batches_are_drawn_and_explained(console: Any, server: ConsoleServer) -> None:
+    open_view(console, f"batching/{BATCHED}")
+    expect(console.get_by_text("No batch has been formed since you opened this page.")).to_be_visible()
+    with load(server, clients=2):
+        reason = "Batches leave after 20.0 ms because the delay ends"
+        expect(console.locator(".explanation p").first).to_contain_text(reason)
+        expect(console.locator(".explanation")).to_contain_text("25 % of the rows are used.")
+        expect(figure(console, "Mean size")).to_contain_text("2")
+        picture(console, "console-batching-delay")
 
 
 def test_values_that_do_not_fit_are_not_sent(console: Any) -> None:
@@ -268,8 +290,8 @@ def test_a_read_only_console_says_why_it_changes_nothing(
 
 
 @contextmanager
-def load(server: ConsoleServer) -> Iterator[None]:
-    """Requests to model `batched` from eight threads while the block runs."""
+def load(server: ConsoleServer, clients: int = 8) -> Iterator[None]:
+    """Requests to model `batched`, each client one after another, while the block runs."""
     is_over = threading.Event()
 
     def send() -> None:
@@ -277,5 +299,5 @@ def load(server: ConsoleServer) -> Iterator[None]:
             while not is_over.is_set():
                 client.infer(BATCHED, [tensor("IN", np.ones((1, 4), np.float32))])
 
-    with running([threading.Thread(target=send) for _ in range(8)], is_over):
+    with running([threading.Thread(target=send) for _ in range(clients)], is_over):
         yield

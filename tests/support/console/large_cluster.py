@@ -292,7 +292,9 @@ class LargeCluster:
                     "version": 1,
                     "instance": place % 2,
                     "worker": self.workers[place % 2],
+                    "size": rows,
                     "rows": rows,
+                    "request_rows": [1] * rows,
                     "padding": 16 - rows if rows > 12 else 0,
                     "waited_us": [
                         *sorted((self._random.randint(0, held_us) for _ in range(rows - 1)), reverse=True),
