@@ -14,7 +14,14 @@ import jsonschema.validators
 import pytest
 import yaml
 
-from tests.support.deploy.compose_project import COMPOSE, PROJECTS, ComposeProject, example_environment, rejection
+from tests.support.deploy.compose_project import (
+    COMPOSE,
+    PROJECTS,
+    ComposeProject,
+    Mount,
+    example_environment,
+    rejection,
+)
 
 FILES = sorted({name for files in PROJECTS.values() for name in files})
 
@@ -50,7 +57,7 @@ def test_a_project_follows_the_specification(name: str) -> None:
     for service in document["services"].values():
         assert set(service.get("networks", ())) <= declared["networks"] | {"default"}
         assert set(service.get("depends_on", ())) <= document["services"].keys()
-        sources = [volume.split(":")[0] for volume in service.get("volumes", ())]
+        sources = [Mount.of(volume).source for volume in service.get("volumes", ())]
         assert {source for source in sources if not source.startswith((".", "/"))} <= declared["volumes"]
         own_files = [source for source in sources if source.startswith("./")]
         assert [source for source in own_files if not (COMPOSE / source).exists()] == []
@@ -130,3 +137,32 @@ def test_the_broker_is_the_one_that_is_tested() -> None:
     assert tested
     images = {one["image"] for key, one in project("roles apart").services.items() if key.startswith("nats")}
     assert images == {f"nats:{tested[1]}-alpine"}
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_every_service_has_limits_of_memory_and_processes(name: str) -> None:
+    for service_name, service in project(name).services.items():
+        limits = service["deploy"]["resources"]["limits"]
+        assert limits.keys() >= {"memory", "pids"}, service_name
+    for service_name, service in project("roles apart").services.items():
+        if re.fullmatch(r"nats-\d", service_name):  # Go's collector heeds no limit of a container by itself
+            assert service["environment"]["GOMEMLIMIT"] == "3GiB"
+            assert service["deploy"]["resources"]["limits"]["memory"] == "4gb"
+
+
+@pytest.mark.parametrize("name", PROJECTS)
+def test_a_folder_of_models_that_is_not_there_is_not_made(name: str) -> None:
+    for service_name, service in project(name).services.items():
+        for entry in service.get("volumes", ()):
+            if Mount.of(entry).target == "/models":
+                assert entry["type"] == "bind", service_name
+                assert entry["bind"] == {"create_host_path": False}, service_name
+                assert entry["read_only"] is True, service_name
+
+
+def test_gateways_ask_every_broker_whether_it_syncs() -> None:
+    services = project("roles apart").services
+    brokers = sorted(name for name in services if re.fullmatch(r"nats-\d", name))
+    (option,) = [word for word in services["gateway"]["command"] if word.startswith("--nats-monitor=")]
+    assert option.partition("=")[2].split(",") == [f"http://{name}:8222" for name in brokers]
+    assert 'http: "0.0.0.0:8222"' in (COMPOSE / "nats" / "nats.conf").read_text()

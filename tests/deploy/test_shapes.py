@@ -88,6 +88,7 @@ def test_roles_apart_on_three_nats_servers(tmp_path: Path) -> None:
             # What models did is the same at every gateway; what gateways did is each one's own.
             assert gateway.metrics()["nv_inference_request_success", "same"] == 8
             assert gateway.metrics()["weir_gateway_requests", ""] == 4
+            assert gateway.metrics()["weir_durable_ack_is_fsync", ""] == 1  # so the alert can fire
             assert unknown_metrics(families(gateway)) == {}
         streams = {
             stream["name"]: stream

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer.main
 import yaml
@@ -49,6 +49,20 @@ class ComposeProject:
     def services(self) -> dict[str, dict[str, Any]]:
         """The services by name."""
         return self.document["services"]
+
+
+class Mount(NamedTuple):
+    """One entry of `volumes` of a service: what is mounted, and where."""
+
+    source: str
+    target: str
+
+    @classmethod
+    def of(cls, entry: str | Mapping[str, Any]) -> Mount:
+        """Of the short syntax or the long one."""
+        if isinstance(entry, str):
+            return cls(*entry.split(":")[:2])
+        return cls(entry["source"], entry["target"])
 
 
 def example_environment() -> dict[str, str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from bus.nats.embedded_server import find_binary
 from runtime.child_processes import dies_with_parent
-from tests.support.deploy.compose_project import COMPOSE, ComposeProject
+from tests.support.deploy.compose_project import COMPOSE, ComposeProject, Mount
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.weir_server import clean_environment
 
@@ -102,7 +102,7 @@ class Shape:
         folder.mkdir()
         container = Container(name, f"{self._network}.{number}", folder)
         for volume in service.get("volumes", ()):
-            source, target = volume.split(":")[:2]
+            source, target = Mount.of(volume)
             if target == "/dev/shm":
                 continue
             path = COMPOSE / source if source.startswith((".", "/")) else self._folder / "volumes" / source
