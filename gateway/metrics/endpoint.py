@@ -107,9 +107,12 @@ class MetricsEndpoint:
         totals = self._statistics.versions()
         counters = self._counters()
         dispatched = counters.dispatch
-        versions, names = [], {}
+        versions, names, on_gpus = [], {}, set()
         for served in self._catalog.served():
             names[served.name] = model_labels(served.name, served.namespace)
+            groups = served.config.instance_group
+            if groups and all(group.kind == "KIND_GPU" for group in groups):
+                on_gpus.add(served.name)
             tags, has_cache = served.config.metric_tags, self._inference.caches(served)
             for version in served.versions:
                 duration_s = self._catalog.load_duration_s(served.name, version)
@@ -123,6 +126,7 @@ class MetricsEndpoint:
             (queue for scheduler in self._statistics.schedulers() for queue in scheduler.models),
             names,
             {name: len(self._catalog.workers_of(name)) for name in names},
+            on_gpus,
         )
         if self._traffic is not None:
             traffic, counted = self._traffic, self._traffic.totals

@@ -11,7 +11,7 @@ responses to gateway.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import ceil
 
 from bus.naming.identity import host_of
@@ -218,9 +218,15 @@ _ROUNDING = 1e-6  # the fractions that schedulers report are sums of floats
 
 
 def load_families(
-    queues: Iterable[QueueCounters], served: Mapping[str, Labels], workers: Mapping[str, int]
+    queues: Iterable[QueueCounters],
+    served: Mapping[str, Labels],
+    workers: Mapping[str, int],
+    on_gpus: Collection[str] = (),
 ) -> Iterator[MetricFamily]:
-    """The families of load. `served` are the labels of models by identity; `workers` the number of workers of each."""
+    """The families of load. `served` are the labels of models by identity; `workers` the number of workers of each.
+
+    `on_gpus` are the models all of whose instances run on GPUs.
+    """
     loads: dict[str, list[LoadCounters]] = {model: [] for model in sorted(served)}
     for queue in queues:
         if queue.load is not None and queue.model in loads:
@@ -235,6 +241,11 @@ def load_families(
         "weir_workers",
         "Workers that serve the model",
         (Sample(served[model], workers.get(model, 0)) for model in loads),
+    )
+    yield gauge(
+        "weir_model_on_gpu",
+        "Whether all instances of the model run on GPUs",
+        (Sample(served[model], int(model in on_gpus)) for model in loads),
     )
     yield gauge(
         "weir_instances",

@@ -22,7 +22,7 @@ def test_queues_of_a_model_are_added_up() -> None:
     labels = {name: {"model": name} for name in ("m", "n", "away")}
     told = {
         (family.name, *sample.labels.values()): sample.value
-        for family in load_families(queues, labels, {"m": 2, "n": 4})
+        for family in load_families(queues, labels, {"m": 2, "n": 4}, {"n"})
         for sample in family.samples
     }
     assert told == {
@@ -31,6 +31,9 @@ def test_queues_of_a_model_are_added_up() -> None:
         ("weir_workers", "away"): 0,
         ("weir_workers", "m"): 2,
         ("weir_workers", "n"): 4,
+        ("weir_model_on_gpu", "away"): 0,
+        ("weir_model_on_gpu", "m"): 0,
+        ("weir_model_on_gpu", "n"): 1,
         ("weir_instances", "m"): 4,
         ("weir_instances", "n"): 4,
         ("weir_worker_utilization", "m"): 0.4,
