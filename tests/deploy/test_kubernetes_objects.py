@@ -15,10 +15,12 @@ import yaml
 from schemas.core.names import ListenAddress
 from tests.support.deploy.compose_project import COMPOSE, ROOT, rejection
 from tests.support.deploy.kubernetes_schemas import problems
-from tests.support.deploy.kustomization import CLUSTER_WIDE, Object, documents, rendered
+from tests.support.deploy.kustomization import CLUSTER_WIDE, Object, content_hash, documents, rendered
+from weir import __version__
 
 K8S = ROOT / "k8s"
 OVERLAYS = sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))
+COPY_MODELS = documents(K8S / "copy-models.yaml")[0]
 WORKLOADS = {"Deployment", "StatefulSet"}
 
 
@@ -192,7 +194,7 @@ def test_nobody_talks_to_anybody_but_for_what_is_named() -> None:
         )
         for name in ("broker", "clients-to-gateways")
     }
-    assert opened == {"nats": [4222, 6222], "gateway": [8000, 8001, 8002]}
+    assert opened == {"nats": [4222, 6222, 8222], "gateway": [8000, 8001, 8002]}
 
 
 def test_who_may_read_payloads_listens_for_its_like() -> None:
@@ -218,7 +220,7 @@ def test_who_may_read_payloads_listens_for_its_like() -> None:
 
 def test_a_gpu_worker_has_a_gpu() -> None:
     (container,) = named("gpu", "Deployment", "worker-gpu")["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "weir:gpu"
+    assert container["image"] == f"weir:{__version__}-gpu"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
@@ -228,6 +230,102 @@ def test_keda_owns_how_many_workers_there_are() -> None:
         assert named("production", "ScaledObject", pool)["spec"]["minReplicaCount"] == 0
     assert named("cpu", "Deployment", "worker-cpu")["spec"]["replicas"] == 2
     assert "replicas" not in named("cpu", "Deployment", "gateway")["spec"]
+
+
+def test_without_an_answer_workers_are_not_scaled_to_none() -> None:
+    for pool in ("worker-cpu", "worker-gpu"):
+        spec = named("production", "ScaledObject", pool)["spec"]
+        (trigger,) = spec["triggers"]
+        assert trigger["metadata"]["ignoreNullValues"] == "false", "an empty answer would be 0"
+        assert spec["fallback"]["replicas"] > 0
+
+
+def test_each_pool_follows_its_own_models() -> None:
+    queries = {
+        pool: named("production", "ScaledObject", pool)["spec"]["triggers"][0]["metadata"]["query"]
+        for pool in ("worker-cpu", "worker-gpu")
+    }
+    for pool, excluded in (("worker-cpu", 1), ("worker-gpu", 0)):
+        own, _, none = queries[pool].partition(" or ")
+        assert own == f"max(weir_desired_workers unless weir_model_on_gpu == {excluded})"
+        # Without a model of the pool it is 0, and without any series it has no value.
+        assert none == "0 * max(weir_desired_workers)"
+
+
+def test_the_operator_of_prometheus_finds_its_objects() -> None:
+    """As kube-prometheus-stack selects them: by the label of its release."""
+    for kind in ("ServiceMonitor", "PrometheusRule"):
+        (item,) = [one for one in objects("production") if one["kind"] == kind]
+        assert item["metadata"]["labels"]["release"] == "kube-prometheus-stack", kind
+
+
+def test_changed_configuration_of_the_broker_rolls_it() -> None:
+    for overlay in OVERLAYS:
+        maps = {item["metadata"]["name"]: item for item in objects(overlay) if item["kind"] == "ConfigMap"}
+        volumes = named(overlay, "StatefulSet", "nats")["spec"]["template"]["spec"]["volumes"]
+        used = [volume["configMap"]["name"] for volume in volumes if "configMap" in volume]
+        assert len(used) == 2
+        for name in used:
+            assert name.endswith(f"-{content_hash(maps[name]['data'])}"), name
+
+
+@pytest.mark.parametrize(
+    ("data", "ending"),
+    [({}, "6ct58987ht"), ({"one": ""}, "9g67k2htb6"), ({"three": "3", "one": "", "two": "2"}, "f5h7t85m9b")],
+)
+def test_hashes_are_those_of_kustomize(data: dict[str, str], ending: str) -> None:
+    assert content_hash(data) == ending
+
+
+def test_images_have_the_tag_of_a_release() -> None:
+    """A node that has an image of this tag does not pull it again: the tag must not move."""
+    of_weir = [pod["spec"]["containers"][0]["image"] for _, pod in pods()]
+    of_weir.append(COPY_MODELS["spec"]["containers"][0]["image"])
+    tags = {image.partition(":")[2] for image in of_weir if image.startswith("weir:")}
+    assert tags == {f"{__version__}-cpu", f"{__version__}-gpu"}
+
+
+def test_the_claim_of_the_models_can_be_filled() -> None:
+    for overlay in ("cpu", "gpu", "production"):
+        assert named(overlay, "PersistentVolumeClaim", "weir-models")["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert problems(COPY_MODELS) == []
+    (volume,) = COPY_MODELS["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"] == {"claimName": "weir-models"}
+    (container,) = COPY_MODELS["spec"]["containers"]
+    assert container["volumeMounts"] == [{"name": volume["name"], "mountPath": "/models"}]
+    assert COPY_MODELS["spec"]["securityContext"]["runAsUser"] == 10001
+
+
+def name_server(peer: Object) -> str:
+    """The namespace of servers of names, or their address."""
+    block = peer.get("ipBlock")
+    return str(block["cidr"] if block else peer["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"])
+
+
+def test_names_are_asked_of_every_kind_of_server() -> None:
+    rules = named("cpu", "NetworkPolicy", "names")["spec"]["egress"]
+    opened = {
+        (name_server(peer), port["port"], port["protocol"])
+        for rule in rules
+        for port in rule["ports"]
+        for peer in rule["to"]
+    }
+    assert opened == {
+        (place, port, protocol)
+        for place, port in (("kube-system", 53), ("169.254.20.10/32", 53), ("openshift-dns", 5353))
+        for protocol in ("UDP", "TCP")
+    }
+
+
+def test_gateways_ask_every_broker_whether_it_syncs() -> None:
+    (container,) = named("cpu", "Deployment", "gateway")["spec"]["template"]["spec"]["containers"]
+    (option,) = [word for word in container["args"] if word.startswith("--nats-monitor=")]
+    replicas = named("cpu", "StatefulSet", "nats")["spec"]["replicas"]
+    wanted = [f"http://nats-{number}.nats-peers:8222" for number in range(replicas)]
+    assert option.partition("=")[2].split(",") == wanted
+    egress = named("cpu", "NetworkPolicy", "gateways-to-monitors")["spec"]
+    assert egress["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "gateway"}
+    assert egress["egress"][0]["ports"] == [{"port": 8222, "protocol": "TCP"}]
 
 
 def test_every_user_of_the_broker_has_a_secret() -> None:

@@ -1,12 +1,15 @@
 """The output of `kubectl kustomize` for a folder, for the features of kustomize that `k8s/` uses; others are rejected.
 
 The order is that of kustomize: resources, generators, components of a folder, patches (JSON 6902, with a target of kind
-and name), replicas, the namespace.
+and name), replicas, the namespace. Names of generated ConfigMaps end in a hash of their content, also where pods refer to
+them. Source: kustomize, api/hasher/hasher.go.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -49,7 +52,6 @@ def _with_all_of(folder: Path, objects: list[Object]) -> list[Object]:
         objects += rendered(path) if path.is_dir() else documents(path)
     options = reply.get("generatorOptions", {})
     for generator in reply.get("configMapGenerator", ()):
-        assert options.get("disableNameSuffixHash"), "names with hashes are not made here"
         objects.append(_config_map(folder, generator, options))
     for component in reply.get("components", ()):
         objects = _with_all_of(folder / component, objects)
@@ -58,6 +60,7 @@ def _with_all_of(folder: Path, objects: list[Object]) -> list[Object]:
     for item in objects:
         if "namespace" in reply and item["kind"] not in CLUSTER_WIDE:
             item["metadata"]["namespace"] = reply["namespace"]
+    _refer_to_hashed(objects)
     names = [(item["kind"], item["metadata"]["name"]) for item in objects]
     assert len(set(names)) == len(names), f"{folder}: twice the same"
     return objects
@@ -66,12 +69,36 @@ def _with_all_of(folder: Path, objects: list[Object]) -> list[Object]:
 def _config_map(folder: Path, generator: Object, options: Object) -> Object:
     assert generator.keys() == {"name", "files"}
     labels = {"labels": options["labels"]} if "labels" in options else {}
+    data = {name: (folder / name).read_text() for name in generator["files"]}
+    name = generator["name"]
+    suffix = "" if options.get("disableNameSuffixHash") else f"-{content_hash(data)}"
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": generator["name"], **labels},
-        "data": {name: (folder / name).read_text() for name in generator["files"]},
+        "metadata": {"name": f"{name}{suffix}", **labels},
+        "data": data,
     }
+
+
+def content_hash(data: dict[str, str]) -> str:
+    """The end of a ConfigMap's name: from a SHA-256 of its data, without characters that may make words."""
+    document = {"data": data or "", "kind": "ConfigMap", "name": ""}  # the name does not count
+    text = json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":  # as Go's encoding of JSON writes them
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+    return digest.translate(str.maketrans("013ae", "ghkmt"))
+
+
+def _refer_to_hashed(objects: list[Object]) -> None:
+    """Has volumes of pods refer to generated ConfigMaps by their names with hashes."""
+    maps = [item["metadata"]["name"] for item in objects if item["kind"] == "ConfigMap"]
+    for item in objects:
+        for volume in item.get("spec", {}).get("template", {}).get("spec", {}).get("volumes", ()):
+            if "configMap" in volume:
+                named = volume["configMap"]["name"]
+                hashed = [name for name in maps if re.fullmatch(rf"{re.escape(named)}-[2-9bcdf-hkmt]{{10}}", name)]
+                volume["configMap"]["name"] = hashed[0] if hashed else named
 
 
 def _patch(objects: list[Object], patch: Object) -> None:
