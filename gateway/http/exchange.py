@@ -229,7 +229,7 @@ class InferExchange:
             return
         self._release()
         self.rejection = no_memory()
-        if self.is_active:
+        if self.is_active and self.keep_alive:  # else at the end of the body: see `start`
             self.respond_error(self.rejection)  # the connection stays open, and drops the rest of the body
 
     def _reject_early(self, error: WeirError, expects_continue: bool) -> None:

@@ -105,6 +105,34 @@ def test_a_body_without_room_is_rejected_and_its_connection_stays_open(is_stated
     run(scenario)
 
 
+def test_a_client_that_ends_its_connection_reads_the_rejection_too() -> None:
+    """Closing while the client sends would reset the connection, and destroy the response in transit."""
+
+    async def scenario(frontend: HttpFrontend) -> None:
+        frontend.ledger.limit_bytes = LARGE * 3
+        _, other = await opened(frontend)
+        other.write(request(BODY[:-10], length=len(BODY)))
+        await eventually(lambda: frontend.ledger.total_bytes > LARGE * 3 // 4)
+        reader, writer = await opened(frontend)
+        begin = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+        piece = b"%x\r\n%b\r\n" % (LARGE, b"a" * LARGE)
+        writer.write(begin.encode() + piece)
+        await eventually(lambda: frontend.ledger.refused == {"http": 1})
+        for _ in range(20):
+            writer.write(piece)
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        status, headers = await head(reader)
+        assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+        await reader.readexactly(int(headers["content-length"]))
+        assert await reader.read() == b""
+        for each in (other, writer):
+            each.close()
+        await eventually(lambda: not frontend.ledger.total_bytes)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("length", [900_000, None])
 def test_a_body_of_another_route_counts_too(length: int | None) -> None:
     text = b'{"text":"%b' % (b"a" * 720_000)
