@@ -18,7 +18,8 @@ from docs import asyncapi, metrics, openapi
 from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
-from docs.status_page import status_advice, status_example, status_fields
+from docs.status_page import fields_of, status_advice, status_example, status_fields
+from perf.report.document import PerfReport
 from schemas.wire.gateway_api import ApiRequest, ApiResponse
 from schemas.wire.messages import (
     BatchCompletion,
@@ -191,6 +192,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "reference/options.md": {"serve options": serve_options},
     "doctor.md": {"doctor checks": doctor_checks},
     "status.md": {"status example": status_example, "status advice": status_advice, "status fields": status_fields},
+    "perf.md": {"perf fields": partial(fields_of, PerfReport)},
     "schedulers.md": {scenario.name: partial(part_of, scenario) for scenario in SCENARIOS},
     "compatibility.md": {
         "endpoints": _rows(ENDPOINTS, "endpoint"),

@@ -1,5 +1,7 @@
 """The generated parts of status.md: the fields of `weir status --json`, and what it prints of a real cluster.
 
+`fields_of` makes the tables of any JSON object that is declared with pydantic.
+
 `status_example.json` is what it said of three hosts (namespaces with host names and shared memory of their own).
 """
 
@@ -35,8 +37,14 @@ def status_advice() -> str:
 
 
 def status_fields() -> str:
+    """The fields of `weir status --json`."""
+    return fields_of(ClusterStatus)
+
+
+def fields_of(whole: type[BaseModel]) -> str:
     """A table for each object, the whole first."""
-    waiting, done, parts = [ClusterStatus], set(), []
+    waiting: list[type[BaseModel]] = [whole]
+    done, parts = set(), []
     while waiting:
         model = waiting.pop(0)
         if model in done:
@@ -46,7 +54,7 @@ def status_fields() -> str:
         for name, field in model.model_fields.items():
             rows.append(f"| `{name}` | {_told(field.annotation)} | {field.description} |")
             waiting += _objects(field.annotation)
-        title = "The whole" if model is ClusterStatus else f"`{model.__name__}`"
+        title = "The whole" if model is whole else f"`{model.__name__}`"
         parts.append("\n".join([f"**{title}**\n", "| field | type | meaning |", "|---|---|---|", *rows]))
     return "\n\n".join(parts)
 

@@ -89,7 +89,7 @@ def notes(report: PerfReport, is_local: bool) -> Iterator[str]:
             yield f"{report.mode} {', '.join(found)}: {text}"
     for level in report.levels:
         for reason in level.client.limits:
-            yield f"{_name(level)}: the client was the limit, not the server: {reason}"
+            yield f"{_name(level)}: the client did not keep up, so the server may do better: {reason}"
     if is_local and any(level.client.machine_cpu >= BUSY_MACHINE for level in report.levels):
         yield "all processors of this machine were busy: client and server take them from each other"
     if report.interrupted:

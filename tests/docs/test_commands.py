@@ -44,6 +44,9 @@ FAULTS = ".venv/bin/python -m tests.faults "
 OF_EVENTS = (".venv/bin/python -m examples.events.", "node examples/events/")
 """One's input is the other's output: test_events.py runs them in order."""
 
+PERF_ANALYZER = "perf_analyzer "
+"""Triton's load tester: test_load_testers.py runs it where it is installed."""
+
 ROLES_APART = "docs/serving.md"
 THREE_HOSTS = "docs/operations.md"
 
@@ -66,6 +69,7 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
         ".venv/bin/weir ",
         ".venv/bin/nats-server ",
         "WEIR_HOST_ID=",
+        PERF_ANALYZER,
         *OF_EVENTS,
     )
     assert [line for page, line in commands() if page != REPOSITORIES and not line.startswith(kinds)] == []

@@ -214,6 +214,18 @@ FORGED = (
 
 
 @pytest.mark.timeout(60)
+def test_a_producer_may_load_test_a_model(start: Start, served: Endpoints, capsys: pytest.CaptureFixture[str]) -> None:
+    permitted: PermittedNats = start.nats
+    command = ["perf", "fast", "--protocol=nats", "--shape=IN:1", "--json", "--measure=0.2", "--max-windows=1"]
+    with pytest.raises(SystemExit) as done:
+        main([*command, f"--url={served.http_place}", f"--nats={permitted.url_of('producer')}"])
+    printed = capsys.readouterr()
+    assert done.value.code == 0, printed.err
+    (level,) = json.loads(printed.out)["levels"]
+    assert level["succeeded"] > 0 == level["failed"]
+    assert permitted.url_of("producer") not in printed.out  # it has the password
+
+
 async def test_no_producer_has_a_gateway_publish_where_the_producer_may_not(start: Start, served: Endpoints) -> None:
     permitted: PermittedNats = start.nats
     client = await nats.connect(permitted.url_of("producer"))

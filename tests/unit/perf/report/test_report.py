@@ -161,7 +161,7 @@ def test_a_second_table_has_the_times_of_streams() -> None:
         (
             [level(2, client_limits=["its event loop used 97% of a processor"])],
             "concurrency",
-            "concurrency 2: the client was the limit, not the server: its event loop used 97% of a processor",
+            "2: the client did not keep up, so the server may do better: its event loop used 97% of a processor",
         ),
         (
             [level(100, mode=Mode.RATE, window=level(5).window)],
