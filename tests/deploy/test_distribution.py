@@ -221,7 +221,7 @@ def test_the_command_is_that_of_the_wheel(installed: Installed) -> None:
 def test_a_request_of_tritons_client_is_answered(installed: Installed, served: dict[str, str]) -> None:
     asked = installed.run(installed.python, "-c", ASK, served["gRPC"])
     assert asked.stdout == "[[1.0, 2.0, 3.0]]\n", asked.stderr
-    status = installed.run(installed.weir, "status", "--nats", served["NATS"])
+    status = installed.run(installed.weir, "status", f"--data-dir={served['data']}")
     assert status.stdout.startswith("healthy: 1 host, 1 gateway"), status.stdout + status.stderr
 
 

@@ -10,6 +10,7 @@ from bus.naming.identity import SHARED_MEMORY_DIRECTORY
 from bus.nats.embedded_server import MINIMUM_VERSION
 from bus.payloads.arena import MIN_BUDGET_BYTES
 from weir.doctor.facts import DiskFacts, Facts
+from weir.listening import IN_USE
 
 State = Literal["ok", "note", "warning", "problem"]
 """A problem keeps Weir, or an installed part of it, from working; a warning costs speed or safety; a note is neither."""
@@ -118,11 +119,12 @@ def _ports(facts: Facts) -> Iterator[Finding]:
             yield Finding("ok", f"{what} is free")
         elif port.is_weir:
             yield Finding("note", f"{what} is in use by a running Weir" + (f": {port.user}" if port.user else ""))
-        elif port.user:
-            yield Finding("problem", f"{what} is in use by {port.user}", f"stop it, or start with {port.option} PORT")
         else:
-            hint = ", by a process that only its owner or root can see" if "in use" in port.problem else ""
-            yield Finding("problem", f"{what}: {port.problem}{hint}", f"start with {port.option} PORT")
+            # `weir serve` starts without what is optional.
+            state: State = "warning" if port.is_optional else "problem"
+            hint = ", by a process that only its owner or root can see" if port.problem == IN_USE else ""
+            text = f"{what} is in use by {port.user}" if port.user else f"{what}: {port.problem}{hint}"
+            yield Finding(state, text, f"{'stop it, or ' * bool(port.user)}start with {port.option} PORT")
 
 
 def _shared_memory(facts: Facts) -> Iterator[Finding]:

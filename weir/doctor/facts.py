@@ -14,7 +14,7 @@ class PortFacts(NamedTuple):
     """A port on which `weir serve` listens by default, and the option that changes it.
 
     `problem` is why nothing can listen there, "" if it is free. `user` describes the process that listens there, "" if
-    unknown; `is_weir` says whether it is a running `weir serve`.
+    unknown; `is_weir` says whether it is a running `weir serve`, which starts without the port if it `is_optional`.
     """
 
     name: str
@@ -24,6 +24,7 @@ class PortFacts(NamedTuple):
     problem: str = ""
     user: str = ""
     is_weir: bool = False
+    is_optional: bool = False
 
 
 class SharedMemoryFacts(NamedTuple):

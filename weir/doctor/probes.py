@@ -41,6 +41,7 @@ from weir.doctor.facts import (
 from weir.doctor.python_build import is_optimized
 from weir.listening import IN_USE, listen_problem
 from weir.options import SERVE, options_of
+from weir.options.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.running_server import data_home, local_servers
 from worker.backends.registry import BackendRegistry
 from worker.devices.gpus import HostGpus, find_gpus, has_cuda_bindings
@@ -58,7 +59,7 @@ _CLOCK_READS = 10_000
 _TIMEX_BYTES, _STATUS_OFFSET, _UNSYNCHRONIZED = 208, 40, 0x40
 """`struct timex` of Linux on 64-bit machines (adjtimex(2)): its size, where `status` lies, and STA_UNSYNC."""
 
-_SERVER_WORDS = {"serve", "gateway"}
+_SERVER_WORDS = {"serve", "gateway", "console"}
 _SHOWN_COMMAND_LENGTH = 60
 
 
@@ -96,17 +97,19 @@ def probe_ports() -> Iterator[PortFacts]:
     own = {server.http.rpartition(":")[2] for server in local_servers()}
     for key, option in options.items():
         prefix = key.removesuffix("_port")
+        is_optional = prefix == "console"
+        port = CONSOLE_PORT if is_optional else option.default
         allowed = options.get(f"allow_{prefix}")
         is_off = allowed is not None and not allowed.default
-        if prefix == key or not isinstance(option.default, int) or not option.default or is_off:
+        if prefix == key or not isinstance(port, int) or not port or is_off:
             continue
         named = options.get(f"{prefix}_address")
         address = (named.default if named is not None else None) or default_address
-        facts = PortFacts(prefix.replace("_", " "), option.names[0], address, option.default)
-        problem = listen_problem(address, option.default)
+        facts = PortFacts(prefix.replace("_", " "), option.names[0], address, port, is_optional=is_optional)
+        problem = listen_problem(address, port)
         if problem == IN_USE:
-            user, is_weir = _user_of(option.default)
-            yield facts._replace(problem=problem, user=user, is_weir=is_weir or str(option.default) in own)
+            user, is_weir = _user_of(port)
+            yield facts._replace(problem=problem, user=user, is_weir=is_weir or str(port) in own)
         else:
             yield facts._replace(problem=problem)
 

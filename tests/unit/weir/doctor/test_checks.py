@@ -118,6 +118,13 @@ def test_a_good_machine() -> None:
             "a running Weir",
             "",
         ),
+        (
+            "ports",
+            {"ports": [PORT._replace(problem="the port is in use", user="process 7 (nginx)", is_optional=True)]},
+            "warning",
+            "process 7 (nginx)",
+            "--http-port PORT",
+        ),
         ("shared memory", {"shared_memory": None}, "problem", "does not exist", "tmpfs"),
         (
             "shared memory",

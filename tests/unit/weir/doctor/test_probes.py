@@ -24,6 +24,7 @@ def test_ports_are_the_defaults_of_the_options() -> None:
     found = {port.name: (port.option, port.port) for port in probes.probe_ports()}
     assert {"http", "grpc", "metrics"} <= found.keys()
     assert found["http"] == ("--http-port", 8000)
+    assert found["console"] == ("--console-port", 8080)
     assert {"sagemaker", "vertex ai", "nats"} & found.keys() == set()
 
 
