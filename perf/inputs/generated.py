@@ -1,7 +1,7 @@
 """`generate_requests`: requests with random content for a model, from its configuration alone.
 
-Numbers are small, because many models look them up in a table (tokens, labels): floats lie between 0 and 1, integers
-between 0 and 99. Strings are lower-case letters.
+Numbers are those of `schemas.kserve.sample_inputs`, which suit most networks. Strings are random lower-case letters, so
+that no cache answers for the model.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from perf.inputs.model import InputError
 from schemas.config.model_config import ModelConfig, ModelInput
 from schemas.core.requests import InferRequest
 from schemas.core.tensors import BY_CONFIG_NAME, Tensor, element_count
-
-MAX_INTEGER = 99
-"""The largest integer in generated content."""
+from schemas.kserve.sample_inputs import sample_values
 
 MAX_SAMPLES = 16
 """So many different requests are generated, and sent in turn."""
@@ -94,36 +92,21 @@ def _size_bytes(declared: ModelInput, shape: Sequence[int], options: InputOption
 
 
 def _tensor(declared: ModelInput, shape: list[int], options: InputOptions, random: np.random.Generator) -> Tensor:
-    datatype = BY_CONFIG_NAME[declared.data_type].name
+    datatype = BY_CONFIG_NAME[declared.data_type]
     if declared.is_shape_tensor:
-        array = np.ones(shape, BY_CONFIG_NAME[declared.data_type].numpy)
+        array = np.ones(shape, datatype.numpy)
+    elif datatype.name == "BYTES":
+        array = _strings(shape, 0 if options.zeros else options.string_length, random)
     elif options.zeros:
-        array = np.full(shape, b"", np.object_) if datatype == "BYTES" else np.zeros(shape, _numpy(declared))
+        array = np.zeros(shape, datatype.numpy)
     else:
-        array = _content(declared, datatype, shape, options.string_length, random)
-    return Tensor.from_numpy(declared.name, array, datatype)
+        array = sample_values(datatype.name, shape, random)
+    return Tensor.from_numpy(declared.name, array, datatype.name)
 
 
-def _content(
-    declared: ModelInput, datatype: str, shape: list[int], string_length: int, random: np.random.Generator
-) -> np.ndarray:
-    match datatype:
-        case "BYTES":
-            count = element_count(shape)
-            letters = random.integers(ord("a"), ord("z"), (count, string_length), np.uint8, endpoint=True)
-            array = np.empty(count, np.object_)
-            array[:] = [row.tobytes() for row in letters]
-            return array.reshape(shape)
-        case "BOOL":
-            return random.integers(0, 1, shape, endpoint=True).astype(np.bool_)
-        case "BF16":
-            # The upper half of a float32.
-            return (random.random(shape, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-        case "FP16" | "FP32" | "FP64":
-            return random.random(shape).astype(_numpy(declared))
-        case _:
-            return random.integers(0, MAX_INTEGER, shape, endpoint=True).astype(_numpy(declared))
-
-
-def _numpy(declared: ModelInput) -> np.dtype:
-    return BY_CONFIG_NAME[declared.data_type].numpy
+def _strings(shape: list[int], length: int, random: np.random.Generator) -> np.ndarray:
+    count = element_count(shape)
+    letters = random.integers(ord("a"), ord("z"), (count, length), np.uint8, endpoint=True)
+    array = np.empty(count, np.object_)
+    array[:] = [row.tobytes() for row in letters]
+    return array.reshape(shape)

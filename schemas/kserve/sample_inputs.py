@@ -99,7 +99,10 @@ def sample_tensors(  # noqa: PLR0913 - what a caller may choose, all of it with 
         shown = ", ".join(f"{row.name} {list(shape)}" for row, shape in filled)
         raise invalid(f"a sample of {shown} has {size} bytes, at most {max_bytes} are made: name smaller shapes")
     generator = np.random.default_rng(seed)
-    return [Tensor.from_numpy(row.name, _values(row.datatype, shape, generator), row.datatype) for row, shape in filled]
+    return [
+        Tensor.from_numpy(row.name, sample_values(row.datatype, shape, generator), row.datatype)
+        for row, shape in filled
+    ]
 
 
 def _filled_shape(row: SampleInput, batch_size: int, given: Sequence[int] | None, variable_size: int) -> list[int]:
@@ -113,7 +116,8 @@ def _filled_shape(row: SampleInput, batch_size: int, given: Sequence[int] | None
     return batch + list(given)
 
 
-def _values(datatype: str, shape: Sequence[int], generator: np.random.Generator) -> np.ndarray:
+def sample_values(datatype: str, shape: Sequence[int], generator: np.random.Generator) -> np.ndarray:
+    """Values of one tensor, as the module describes them. Strings are all the same, BF16 is an array of its bits."""
     if datatype == "BYTES":
         return np.full(shape, _TEXT, dtype=np.object_)
     if datatype == "BF16":

@@ -14,6 +14,7 @@ import typer
 
 from perf.load.arrivals import ArrivalProcess
 from perf.load.levels import Level, Mode, parse_levels
+from weir.commands.completion import complete_model
 from weir.options.option import UsageError
 from weir.running_server import BrokerChoice, with_broker_choice
 
@@ -39,7 +40,7 @@ _LOAD, _INPUT, _MEASUREMENT, _OUTPUT = "Load", "Requests", "Measurement", "Outpu
 @with_broker_choice
 def perf(  # noqa: PLR0913 - options of a command
     broker: BrokerChoice,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=complete_model)],
     model_version: Annotated[
         str, typer.Option(metavar="VERSION", help="Version of the model. Default: the server's choice.")
     ] = "",
@@ -47,11 +48,10 @@ def perf(  # noqa: PLR0913 - options of a command
     url: Annotated[
         str,
         typer.Option(
-            envvar="WEIR_URL",
             metavar="HOST:PORT",
             help="The server's address for HTTP, or with --protocol grpc for gRPC; https:// and grpcs:// before it "
-            "encrypt. Default: that of the weir serve on this machine, else localhost:8000 or :8001. With --protocol nats "
-            "the model is looked up there over HTTP.",
+            "encrypt. With --protocol nats the model is looked up there over HTTP. Default: for HTTP the variable WEIR_URL, "
+            "else that of the weir serve on this machine, else localhost:8000 or :8001.",
         ),
     ] = "",
     header: Annotated[

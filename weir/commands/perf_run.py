@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import typer
 import uvloop
@@ -111,17 +111,18 @@ def _print(report: PerfReport, is_local: bool) -> None:
 
 async def _measured(options: PerfOptions) -> tuple[PerfReport, bool]:
     """The result, and whether the server runs on this machine. Raises InputError, Unreachable, StartError, OSError."""
-    address, hint = _address(options)
+    place = _place(options)
+    address = place.address
     stop = asyncio.Event()
     async with AsyncExitStack() as stack:
-        administration = _administration(options, address, hint)
+        administration = _administration(options, place)
         stack.push_async_callback(administration.close)
         server = await administration.server()
         model = read_model(await administration.config(options.model, options.model_version))
         streams = _streams(options, model)
         requests = make_requests(model, options.inputs, options.input_data)
         samples = await _samples(options, requests, administration, stack)
-        client, url = await _client(options, address, streams, stack)
+        client, url = await _client(options, place, streams, stack)
         try:
             client.load(samples)
         except ValueError as error:
@@ -162,31 +163,42 @@ async def _measured(options: PerfOptions) -> tuple[PerfReport, bool]:
     return report, address.is_local
 
 
-def _address(options: PerfOptions) -> tuple[ServerAddress, str]:
-    """The server's address for the protocol (HTTP for NATS), and a hint for a server that can't be reached there."""
-    is_grpc = options.protocol == "grpc"
-    url, hint = options.url, ""
-    if not url or options.broker.data_dir is not None:
+class _Place(NamedTuple):
+    """The server's address for the protocol (of HTTP for NATS), its broker, and a hint if it can't be reached."""
+
+    address: ServerAddress
+    broker: BrokerChoice
+    hint: str = ""
+
+
+def _place(options: PerfOptions) -> _Place:
+    """The server that the options name, else the only one on this machine, else the default one. Raises StartError."""
+    is_grpc, broker, hint = options.protocol == "grpc", options.broker, ""
+    url = options.url or ("" if is_grpc else os.environ.get("WEIR_URL", ""))
+    if not url or broker.data_dir is not None:
         default = DEFAULT_GRPC if is_grpc else DEFAULT_HTTP
-        server = only_local_server(options.broker.data_dir, "--url HOST:PORT")
+        server = only_local_server(broker.data_dir, "--url HOST:PORT")
         if server is None:
             url, hint = default, f"{none_found_hint(default)}--url HOST:PORT."
         else:
             url = server.grpc if is_grpc else server.http
             if not url:
-                raise StartError(f"the server found on this machine does not serve {options.protocol} (yet): {server}")
-            if options.broker.data_dir is None:
+                protocol = "gRPC" if is_grpc else "HTTP"
+                raise StartError(f"the server found on this machine does not serve {protocol} (yet): {server}")
+            if broker.data_dir is None:
                 typer.echo(f"server found on this machine: {server}", err=True)
+            if broker.url is None:
+                broker = broker._replace(data_dir=server.data_dir)
     try:
-        return ServerAddress.parse(url), hint
+        return _Place(ServerAddress.parse(url), broker, hint)
     except ValueError as error:
         raise StartError(f"--url: {error}") from error
 
 
-def _administration(options: PerfOptions, address: ServerAddress, hint: str) -> Administration:
+def _administration(options: PerfOptions, place: _Place) -> Administration:
     if options.protocol == "grpc":
-        return GrpcAdministration(address, options.headers, hint)
-    return HttpAdministration(address, options.headers, hint)
+        return GrpcAdministration(place.address, options.headers, place.hint)
+    return HttpAdministration(place.address, options.headers, place.hint)
 
 
 def _streams(options: PerfOptions, model: ModelConfig) -> bool:
@@ -216,23 +228,23 @@ async def _samples(
     return [SampleRequest(request) for request in requests]
 
 
-async def _client(
-    options: PerfOptions, address: ServerAddress, streams: bool, stack: AsyncExitStack
-) -> tuple[Client, str]:
+async def _client(options: PerfOptions, place: _Place, streams: bool, stack: AsyncExitStack) -> tuple[Client, str]:
     """The client, and the address to which it sends."""
     client: Client
     if options.protocol == "nats":
-        bus, url = await stack.enter_async_context(_connected(options.broker))
+        bus, url = await stack.enter_async_context(_connected(place.broker))
         nats = NatsClient(bus, options.model, options.model_version, options.timeout_s)
         await nats.start()
         return nats, url
     if options.protocol == "grpc":
-        client = GrpcClient(address, options.model, options.model_version, options.headers, options.timeout_s, streams)
+        client = GrpcClient(
+            place.address, options.model, options.model_version, options.headers, options.timeout_s, streams
+        )
     else:
         path = f"{model_path(options.model, options.model_version)}/infer"
-        client = HttpClient(address, path, options.headers, options.timeout_s)
+        client = HttpClient(place.address, path, options.headers, options.timeout_s)
     stack.push_async_callback(client.close)
-    return client, str(address)
+    return client, str(place.address)
 
 
 @asynccontextmanager
