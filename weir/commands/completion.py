@@ -23,6 +23,8 @@ from weir.running_server import DEFAULT_HTTP, BrokerTarget, access_to, only_loca
 TIMEOUT_S = 1.0
 """Longest wait for a server in seconds; a shell does nothing else meanwhile."""
 
+_BROKER_SCHEMES = ("nats://", "tls://")
+
 _OFFERED = re.compile(r"\w[\w.+@-]*")
 """Names that every shell takes literally. Scripts of shells evaluate what they are given, so no other name is offered."""
 
@@ -45,10 +47,10 @@ def _model_names(parameters: Mapping[str, Any]) -> list[str]:
     """The models of the server that the command's parameters select; [] if it does not reply."""
     data_dir: Path | None = parameters.get("data_dir")
     try:
-        if data_dir is None and parameters.get("url"):
-            return _names_over_http(parameters["url"])
-        if data_dir is None and parameters.get("nats"):
-            url = parameters["nats"]
+        if data_dir is None and (url := parameters.get("url") or parameters.get("nats")):
+            is_broker = not parameters.get("url") or url.startswith(_BROKER_SCHEMES)  # `weir perf` has --url for both
+            if not is_broker:
+                return _names_over_http(url)
             return _names_in_registry(BrokerTarget(url, access_to(url, BrokerAccess.of(parameters))))
         server = only_local_server(data_dir, "")
         if server is not None and not server.http:

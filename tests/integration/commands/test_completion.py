@@ -129,6 +129,7 @@ def completed(words: str, home: Path, **variables: str) -> list[str]:
         "weir history",
         "weir rollback",
         "weir batch submit --model",
+        "weir perf",
     ],
 )
 def test_every_command_with_a_model_completes_it(command: str, server: Server, home: Path) -> None:
@@ -138,6 +139,11 @@ def test_every_command_with_a_model_completes_it(command: str, server: Server, h
 def test_options_before_the_cursor_select_the_server(server: Server, home: Path) -> None:
     words = f"weir history --url {server.http_place} identity_FP3"
     assert completed(words, home, WEIR_URL="localhost:1") == ["identity_FP32"]
+
+
+def test_a_url_may_be_that_of_the_broker(server: Server, home: Path) -> None:
+    words = f"weir perf --protocol nats --url {server.nats_url} identity_FP3"
+    assert completed(words, home) == ["identity_FP32"]
 
 
 @pytest.mark.parametrize("command", ["list", "replay", "purge"])
