@@ -57,13 +57,15 @@ class DescribedModel(NamedTuple):
     """A backend's own description of a model.
 
     `defaulted` are inputs for which the model itself has a value: they may be declared, and are then `optional`.
-    `largest_batch` is the largest first dimension that the model takes, None without a limit.
+    `largest_batch` is the largest first dimension that the model takes, None without a limit. `tried_size` is a size of
+    other variable dimensions with which the model was run, None if it was not.
     """
 
     inputs: Sequence[DescribedTensor]
     outputs: Sequence[DescribedTensor]
     defaulted: Sequence[DescribedTensor] = ()
     largest_batch: int | None = None
+    tried_size: int | None = None
 
     @property
     def can_batch(self) -> bool:

@@ -28,18 +28,20 @@ def choose_batching(described: DescribedModel, wanted: int | None = None) -> Bat
 
     Raises ConfigProblem if the model can't be batched so.
     """
-    obstacle = _obstacle(described)
+    fixed, obstacle = _fixed(described), _different_symbols(described)
     limit = described.largest_batch
     if wanted is not None and wanted > 0:
-        if obstacle:
-            raise ConfigProblem("max_batch_size", f"the model can't be batched: {obstacle}")
+        if fixed:
+            raise ConfigProblem("max_batch_size", f"the model can't be batched: {fixed}")
         if limit is not None and wanted > limit:
             raise ConfigProblem("max_batch_size", f"the model takes batches of at most {limit}, not {wanted}")
         return Batching(wanted, "Requests are joined to batches of at most this size along the first dimension.")
     if wanted == 0:
         return Batching(0, "Requests run one by one, as --max-batch-size=0 asks.")
-    if obstacle:
-        return Batching(0, f"Requests run one by one: {obstacle}.")
+    if fixed or obstacle:
+        return Batching(0, f"Requests run one by one: {fixed or obstacle}.")
+    if limit == 1:
+        return Batching(1, "Requests run one by one: the model takes one row.")
     largest = min(DEFAULT_LARGEST_BATCH, limit or DEFAULT_LARGEST_BATCH)
     bound = (
         "The file sets this limit" if limit == largest else "Raise max_batch_size as far as memory and latency allow"
@@ -48,8 +50,8 @@ def choose_batching(described: DescribedModel, wanted: int | None = None) -> Bat
     return Batching(largest, reason)
 
 
-def _obstacle(described: DescribedModel) -> str:
-    """Why the first dimension can't be the batch; "" if it can."""
+def _fixed(described: DescribedModel) -> str:
+    """Why the first dimension can't be the batch; "" if it may be."""
     tensors = [*described.inputs, *described.outputs]
     if not described.inputs or not described.outputs:
         return "its inputs and outputs are not known"
@@ -57,10 +59,16 @@ def _obstacle(described: DescribedModel) -> str:
     if fixed:
         shown = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in fixed[:3])
         return f"the first dimension is not variable in {shown}{', …' if len(fixed) > 3 else ''}"
+    return ""
+
+
+def _different_symbols(described: DescribedModel) -> str:
+    """Why the first dimension is probably not the batch; "" if it probably is."""
+    tensors = [*described.inputs, *described.outputs]
     symbols = {tensor.first_symbol: tensor.name for tensor in tensors if tensor.first_symbol}
     if len(symbols) > 1:
         shown = ", ".join(f"{symbol} of {name}" for symbol, name in symbols.items())
-        return f"the first dimensions have different sizes ({shown})"
+        return f"the first dimensions are not the same ({shown})"
     return ""
 
 

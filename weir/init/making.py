@@ -13,7 +13,13 @@ from repository.paths import check_model_name
 from repository.problems import ConfigProblem
 from schemas.config.model_config import ModelConfig
 from schemas.core.errors import WeirError
-from schemas.kserve.sample_inputs import declared_inputs, needs_binary_outputs, sample_body, sample_tensors
+from schemas.kserve.sample_inputs import (
+    DEFAULT_VARIABLE_SIZE,
+    declared_inputs,
+    needs_binary_outputs,
+    sample_body,
+    sample_tensors,
+)
 from weir.errors import StartError
 from weir.init.configuration import Batching, choose_batching, config_text, effective, make_config
 from weir.init.folder import ModelFolder, Sample, write_folder
@@ -130,16 +136,16 @@ def _complete(
     served = effective(text, described)
     notes = [f"Largest batch {batching.largest}: {batching.reason}" if batching.largest else batching.reason]
     try:
-        sample: Sample | None = _sample(served)
+        sample: Sample | None = _sample(served, described.tried_size or DEFAULT_VARIABLE_SIZE)
     except WeirError as error:
         sample = None
         notes.append(f"note: it has no sample request: {error.message}")
     return ModelFolder(config.name, text, sample, copies), notes
 
 
-def _sample(config: ModelConfig) -> Sample:
+def _sample(config: ModelConfig, variable_size: int) -> Sample:
     """A request for the model. Raises WeirError if it would be too large."""
-    tensors = sample_tensors(declared_inputs(config))
+    tensors = sample_tensors(declared_inputs(config), variable_size=variable_size)
     body, json_length = sample_body(tensors, wants_binary=needs_binary_outputs(config))
     if json_length is None:
         return Sample("sample.json", body + b"\n", None)

@@ -21,6 +21,7 @@ from weir.errors import StartError
 from worker.backend_api.interface import Backend, ModelVersion
 from worker.backends.isolation.backend import IsolatedBackend
 from worker.backends.onnxruntime.external_data import external_files
+from worker.backends.onnxruntime.trial import OnnxTrial
 from worker.backends.pytorch.programs import Format, format_of
 from worker.backends.pytorch.trial import TorchTrial
 from worker.backends.registry import built_in
@@ -80,7 +81,7 @@ def read_model(file: Path, given: GivenTensors) -> Reading:
     """Reads a file. Raises StartError for one that is missing, of no known format, or broken."""
     artifact = _artifact(file)
     try:
-        backend: Backend = TorchTrial() if artifact.backend == "pytorch" else built_in(artifact.backend)
+        backend = _reader(artifact)
     except WeirError as error:
         return _given(artifact, given, error.message)
     ordinals = tuple(gpu.ordinal for gpu in find_gpus().gpus)
@@ -112,6 +113,14 @@ def _artifact(file: Path) -> DefaultArtifact:
     if not file.is_file():
         raise StartError(f"{file} is not a file")
     return next(artifact for artifact in ARTIFACTS if artifact.filename == name)
+
+
+def _reader(artifact: DefaultArtifact) -> Backend:
+    """What reads files of this format. Raises WeirError (UNAVAILABLE) if it can't run here."""
+    backend = built_in(artifact.backend)
+    if artifact.backend == "pytorch":
+        return TorchTrial()
+    return OnnxTrial() if artifact.backend == "onnxruntime" else backend
 
 
 def _describes_itself(file: Path, artifact: DefaultArtifact) -> bool:

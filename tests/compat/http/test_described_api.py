@@ -36,6 +36,7 @@ CHECKS = (status_code_conformance, content_type_conformance, response_schema_con
 
 TRITONS_500 = re.compile(
     r"failed to parse the request JSON buffer|attempt to |[Uu]nable to parse |Unable to open shared memory region"
+    "|unexpected error on creating Triton parameter"
 )
 """Errors of requests that have status 500 in Triton, and therefore here: bodies that are no JSON or have wrong types, and
 regions that do not exist."""

@@ -79,7 +79,7 @@ class IsolatedBackend:
         if "config" in description:
             return config_from_dict(description["config"])
         inputs, outputs, defaulted = ([DescribedTensor(*row) for row in rows] for rows in description["tensors"])
-        return DescribedModel(inputs, outputs, defaulted, description["largest_batch"])
+        return DescribedModel(inputs, outputs, defaulted, *description["sizes"])
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """Instances share nothing: each process loads the model."""

@@ -193,7 +193,7 @@ def _describe(source: dict[str, Any]) -> dict[str, Any] | None:
     if isinstance(described, DescribedModel):
         rows = described.inputs, described.outputs, described.defaulted
         tensors = [[list(tensor) for tensor in tensors] for tensors in rows]
-        return {"tensors": tensors, "largest_batch": described.largest_batch}
+        return {"tensors": tensors, "sizes": [described.largest_batch, described.tried_size]}
     return {"config": config_to_json(described)} if isinstance(described, ModelConfig) else None
 
 

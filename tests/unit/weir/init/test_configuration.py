@@ -46,7 +46,7 @@ def model(*rows: tuple[str, list[int], str], largest: int | None = None) -> Desc
             model(("x", [-1, 3], "width"), ("y", [-1], "n")),
             None,
             0,
-            "the first dimensions have different sizes (width of x, n of y).",
+            "the first dimensions are not the same (width of x, n of y).",
         ),
         (DescribedModel([], []), None, 0, "its inputs and outputs are not known"),
     ],
