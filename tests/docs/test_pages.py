@@ -79,3 +79,17 @@ def source_text() -> str:
         for path in (ROOT / folder).rglob("*.*")
     ]
     return "\n".join(path.read_text() for path in paths if path.suffix in (".py", ".yaml", ".yml"))
+
+
+def test_what_is_pushed_are_models() -> None:
+    """A folder of models is no model: each of them is to be pushed."""
+    pushed = [
+        folder
+        for page in PAGES
+        for command in re.findall(r"weir push ([^\n`]*)", (ROOT / page).read_text())
+        for folder in command.split()
+        if folder.startswith(".weir/demo/models")
+    ]
+    models = {path.name for path in (ROOT / "weir" / "demo" / "models").iterdir()}
+    assert pushed
+    assert [folder for folder in pushed if Path(folder).name not in models | {"*"}] == []
