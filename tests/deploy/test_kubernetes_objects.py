@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,8 @@ import yaml
 
 from schemas.core.names import ListenAddress
 from tests.support.deploy.compose_project import COMPOSE, ROOT, rejection
-from tests.support.deploy.kubernetes_schemas import problems
+from tests.support.deploy.kubernetes_programs import find
+from tests.support.deploy.kubernetes_schemas import RELEASES, problems
 from tests.support.deploy.kustomization import CLUSTER_WIDE, Object, content_hash, documents, rendered
 from weir import __version__
 
@@ -56,8 +56,9 @@ def test_there_are_the_overlays_that_the_documentation_tells_of() -> None:
     assert OVERLAYS == ["cpu", "gpu", "kind", "production"]
 
 
-def test_every_object_follows_its_schema() -> None:
-    wrong = {place: found for place, item in everything() if (found := problems(item))}
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_object_follows_its_schema(release: str) -> None:
+    wrong = {place: found for place, item in everything() if (found := problems(item, release))}
     assert wrong == {}
 
 
@@ -344,10 +345,12 @@ def test_rules_are_those_of_compose() -> None:
     assert named("production", "PrometheusRule", "weir")["spec"] == rules
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.skipif(find("kubectl") is None, reason="kubectl is not installed (make test unpacks it)")
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kubectl_makes_the_same_of_it(overlay: str) -> None:
-    done = subprocess.run(["kubectl", "kustomize", K8S / "overlays" / overlay], capture_output=True, text=True)
+    kubectl = find("kubectl")
+    assert kubectl
+    done = subprocess.run([kubectl, "kustomize", K8S / "overlays" / overlay], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
     def by_name(items: Any) -> dict[tuple[str, str], Object]:
