@@ -9,6 +9,7 @@ from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
+from textual.coordinate import Coordinate
 from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
@@ -169,6 +170,8 @@ class ModelsScreen(_LiveScreen):
         self.filter = ""
         self._shown: list[ModelRow] = []
         self._widths: list[int] = []
+        self._layout = (0, 0)  # the width and the sorted column that the titles are for
+        self._drawn: dict[str, list[Text]] = {}
 
     def compose(self) -> ComposeResult:
         """The head, the table and the keys."""
@@ -193,17 +196,36 @@ class ModelsScreen(_LiveScreen):
         self.query_one("#head", Static).update(self._head())
         rows = filter_rows(rows_of(self.source.models(), self.source.status()), self.filter)
         self._shown = sort_rows(rows, self.sorted_by, self.is_reversed)
-        table = self._table
-        chosen = self.chosen
-        self._set_columns(table)
+        keys = [row.key for row in self._shown]
+        has_new_columns = self._layout != (self._width, self.sorted_by)
+        if has_new_columns or keys != list(self._drawn):
+            self._draw(keys, has_new_columns)
+        else:
+            self._draw_changes()
+
+    def _draw(self, keys: list[str], has_new_columns: bool) -> None:
+        """Draws all rows, with the cursor on the model on which it was."""
+        table, chosen = self._table, self.chosen
         kept = table.scroll_y
         table.clear()
-        for row in self._shown:
-            table.add_row(*self._cells(row), key=row.key)
-        keys = [row.key for row in self._shown]
+        if has_new_columns:
+            self._set_columns(table)
+        self._drawn = {row.key: self._cells(row) for row in self._shown}
+        for key, cells in self._drawn.items():
+            table.add_row(*cells, key=key)
         if chosen in keys:
             table.move_cursor(row=keys.index(chosen), animate=False, scroll=False)
         table.scroll_to(y=kept, animate=False)
+
+    def _draw_changes(self) -> None:
+        """Draws the cells that have changed: most models do nothing most of the time."""
+        table = self._table
+        for number, row in enumerate(self._shown):
+            cells, before = self._cells(row), self._drawn[row.key]
+            for place, (cell, old) in enumerate(zip(cells, before, strict=True)):
+                if cell != old:
+                    table.update_cell_at(Coordinate(number, place), cell)
+            self._drawn[row.key] = cells
 
     @property
     def chosen(self) -> str:
@@ -223,6 +245,7 @@ class ModelsScreen(_LiveScreen):
             last = number == len(COLUMNS) - 1
             table.add_column(_aligned(column.title, width, column.is_text, style), width=width + (not last))
         self._widths = widths
+        self._layout = self._width, self.sorted_by
 
     def _cells(self, row: ModelRow) -> list[Text]:
         texts = [cut_name(row.name, self._widths[0]), *(column.text(row) for column in COLUMNS[1:])]
