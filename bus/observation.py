@@ -36,14 +36,17 @@ MAX_MODELS = 4096
 """Models whose rates one lease counts."""
 
 
+_TRACES_AT_ONCE_S = 0.1  # a burst of traced requests, which take longer than others, would delay those behind it
+
+
 class _Rate:
-    """At most `per_s` uses a second, of which those of a quarter of a second may come at once. Counts what it drops."""
+    """At most `per_s` uses a second, of which those of `at_once_s` may come at once. Counts what it drops."""
 
     __slots__ = ("_left", "_most", "_per_s", "_since_s", "dropped")
 
-    def __init__(self, per_s: float, now_s: float) -> None:
+    def __init__(self, per_s: float, now_s: float, at_once_s: float = 0.25) -> None:
         self._per_s = per_s
-        self._most = max(1.0, per_s / 4)
+        self._most = max(1.0, per_s * at_once_s)
         self._left = self._most
         self._since_s = now_s
         self.dropped = 0
@@ -76,13 +79,13 @@ class _Lease:
         self.request = request
         self.end_s = now_s + request.lease_s
         self.ids = frozenset(request.ids)
-        self.traces = _Rate(request.traces_per_s, now_s)
+        self.traces = _Rate(request.traces_per_s, now_s, _TRACES_AT_ONCE_S)
         self.batches: dict[str, _Rate] = {}  # by model
 
     def renew(self, request: ObserveRequest, now_s: float) -> None:
         """Extends it; its rates start again only if they have changed."""
         if (request.traces_per_s, request.batches_per_s) != (self.request.traces_per_s, self.request.batches_per_s):
-            self.traces, self.batches = _Rate(request.traces_per_s, now_s), {}
+            self.traces, self.batches = _Rate(request.traces_per_s, now_s, _TRACES_AT_ONCE_S), {}
         self.request = request
         self.end_s = now_s + request.lease_s
         self.ids = frozenset(request.ids)

@@ -37,14 +37,14 @@ class ClusterSource:
         self._status: ClusterStatus | None = None
 
     def models(self) -> dict[str, Values]:
-        """The load of each model by its identity; empty before the second reading."""
+        """The load of each model by its identity; empty before the second reading, and while the broker is away."""
         load = self._view.tick.load
-        return {} if load is None else load.models
+        return {} if load is None or not self._view.is_connected else load.models
 
     def cluster(self) -> Values:
-        """The load of all models and hosts."""
+        """The load of all models and hosts; empty as `models` is."""
         load = self._view.tick.load
-        return {} if load is None else load.cluster
+        return {} if load is None or not self._view.is_connected else load.cluster
 
     def versions(self) -> dict[Key, Rates]:
         """The rates of each version."""
