@@ -274,7 +274,9 @@ bus.kv.sequence_states:FETCH_TIMEOUT_S | wait for the checkpoints of a batch | t
 bus.kv.pushed_models:PIECE_BYTES | memory for a file that is pushed or fetched | the next piece takes the rest
 bus.kv.settings:MAX_KEYS | keys of settings | dropped and counted
 bus.kv.settings:MAX_SETTING_BYTES | settings under one key | dropped and counted
-bus.streams.declarations:DEAD_MAX_BYTES | stream DEAD | the oldest dead letters are deleted
+bus.streams.declarations:QUEUE_MAX_BYTES | default size of stream QUEUE, or two fifths of the embedded server's volume | rejected when published
+bus.streams.declarations:RESULT_MAX_BYTES | default size of stream RESULT, or two fifths of the embedded server's volume | the oldest results are deleted
+bus.streams.declarations:DEAD_MAX_BYTES | default size of stream DEAD, or a twentieth of the embedded server's volume | the oldest dead letters are deleted
 bus.streams.declarations:DEAD_TTL_S | lifetime of a dead letter | it is deleted
 bus.kv.queue_owners:MAX_RECORDS_BYTES | records of queue owners | queues without an owner
 bus.kv.presence:MAX_PROCESSES | processes that announce themselves | ignored
@@ -293,7 +295,8 @@ repository.paths:MAX_TENSOR_FILE_BYTES | a file of warm-up data, or of a sequenc
 telemetry.tracing.file:MAX_UNWRITTEN_BYTES | traces of one setting before they are written | written at once
 telemetry.tracing.trace:MAX_TIMESTAMPS | timestamps of one traced request | left out
 # Every process
-runtime.memory_ledger:DEFAULT_LIMIT_BYTES | memory of a gateway for what clients have sent and have not read, or a quarter of its memory if that is less | 503, over gRPC RESOURCE_EXHAUSTED
+runtime.limits.open_files:MAX_OPEN_FILES | open files of a process, whatever the hard limit allows | errors of the system
+runtime.memory_ledger:DEFAULT_LIMIT_BYTES | memory of a gateway for what clients have sent and have not read, or a quarter of its memory for requests if that is less | 503, over gRPC RESOURCE_EXHAUSTED
 runtime.memory_ledger:SCARCITY_FACTOR | a connection may hold this many times what is left of its client's share | as above
 runtime.offload:OFF_LOOP_BYTES | JSON or msgpack parsed in the event loop | in a helper process
 runtime.offload:PROCESSES | helper processes of a gateway, each with one body at a time | bodies wait

@@ -85,7 +85,8 @@ BROKER_OPTIONS: tuple[Option, ...] = (
         names=("--payload-memory-byte-size",),
         value=Integer(0, metavar="BYTES"),
         default=0,
-        shown_default="the least of 4 GiB, half of the free space of /dev/shm, and a quarter of the container's memory",
+        shown_default="the least of 4 GiB, half of the free space of /dev/shm, and a quarter of what the container's "
+        "memory leaves beside the process",
         help="Shared memory that a process may use for large tensors; tensors that do not fit are sent in messages.",
         commands=(SERVE, GATEWAY, DURABLE, WORKER),
         **_PANEL,

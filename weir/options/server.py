@@ -73,7 +73,7 @@ def _server() -> tuple[Option, ...]:
             names=("--gateway-memory-byte-size",),
             value=Integer(0, metavar="BYTES"),
             default=0,
-            shown_default="512 MiB, or a quarter of the memory of the container or machine if that is less",
+            shown_default="512 MiB, or a quarter of what the container's memory leaves beside the process if that is less",
             help="Memory a gateway may use for request bodies and unread responses; beyond it requests are rejected "
             "with 503. One connection may use half of it, one client address three quarters. `weir serve` divides it "
             "among its gateways.",
