@@ -84,22 +84,36 @@ class StreamGuard:
         # The last one is looked up first: it is created last, so the others must have existed.
         names = list(self._wanted)
         existing = [name for name in reversed(names) if await self._config_of(name) is not None]
-        for name in await self._ensure():
+        try:
+            made = await ensure_durable_streams(self._bus, self._limits)
+        except ServerError as error:
+            if error.err_code != _NO_ROOM:
+                raise
+            made = await self._ensure_in_less_room()
+        for name in made:
             if existing and names.index(name) < names.index(existing[0]):
                 why = f"stream {name} does not exist although {existing[0]} does"
                 logger.error("%s: its content is lost, and it is created again", why)
-        for name, wanted in self._wanted.items():
-            found = await self._config_of(name) or {}
-            problem = drift(wanted, found)
-            if problem:
-                raise unavailable(problem)
-            await self._update_limits(name, wanted, found)
+        for name in names:
+            await self._adopt(name)
         for action, listener in (("DELETED", self._on_deleted), ("UPDATED", self._on_updated)):
             for name in self._wanted:
                 await self._bus.subscribe(f"$JS.EVENT.ADVISORY.STREAM.{action}.{name}", listener)
         self._bus.on_reconnect(self._restore)
 
-    async def _ensure(self) -> list[str]:
+    async def _adopt(self, name: str) -> None:
+        """Checks the configuration of an existing stream, and applies the limits of the options. Raises WeirError."""
+        wanted, found = self._wanted[name], await self._config_of(name) or {}
+        problem = drift(wanted, found)
+        if problem:
+            raise unavailable(problem)
+        await self._update_limits(name, wanted, found)
+
+    async def _ensure_in_less_room(self) -> list[str]:
+        """Creates the missing streams once the existing ones have the limits of the options: smaller ones make room."""
+        for name in self._wanted:
+            if await self._config_of(name) is not None:
+                await self._adopt(name)
         try:
             return await ensure_durable_streams(self._bus, self._limits)
         except ServerError as error:

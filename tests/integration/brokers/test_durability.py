@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,11 +210,17 @@ async def test_limits_follow_the_options(embedded: EmbeddedNats) -> None:
 
 
 async def test_a_broker_without_room_for_the_streams_names_their_options(folder: Path) -> None:
-    small = GivenNats(folder / "small", jetstream={"store_dir": str(folder / "small"), "max_file_store": 1 << 20})
+    small = GivenNats(folder / "small", jetstream={"store_dir": str(folder / "small"), "max_file_store": 40 << 20})
+    limits = replace(LIMITS, dead_max_bytes=1 << 24)
     try:
         async with connected(small.url) as (bus, background):
             with pytest.raises(WeirError) as caught:
-                await StreamGuard(bus, LIMITS).start(background)
+                await StreamGuard(bus, limits).start(background)
+            # What was made before there was no more room is no obstacle for smaller ones.
+            smaller = replace(limits, max_bytes=1 << 20, result_max_bytes=1 << 20)
+            await StreamGuard(bus, smaller).start(background)
+            infos = [await bus.jetstream.stream_info(name) for name in ("QUEUE", "RESULT", "DEAD")]
+            assert [info.config.max_bytes for info in infos] == [1 << 20, 1 << 20, 1 << 24]
     finally:
         small.stop()
     assert caught.value.code is ErrorCode.UNAVAILABLE
