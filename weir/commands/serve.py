@@ -146,7 +146,7 @@ def _serve(
     durable_id = secrets.token_hex(4)
     with importing():
         check_gateway_options(values)
-        memory = share_memory(values, counts)
+        memory = share_memory(values, counts, console is not None)
         values = {**values, **memory.payloads}
         if embedded is not None:
             values |= sizes_of_streams(values, _store_bytes(embedded))

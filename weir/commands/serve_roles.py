@@ -56,7 +56,7 @@ class MemoryShares(NamedTuple):
     payloads: dict[str, int]
 
 
-def share_memory(values: Mapping[str, Any], counts: ProcessCounts) -> MemoryShares:
+def share_memory(values: Mapping[str, Any], counts: ProcessCounts, has_console: bool = False) -> MemoryShares:
     """The memory for requests of each process where the container has a limit, which all of them share.
 
     A request may be held twice while it is packed, and pages of shared memory count as the container's, whichever process
@@ -68,7 +68,7 @@ def share_memory(values: Mapping[str, Any], counts: ProcessCounts) -> MemoryShar
     from bus.payloads.arena import process_budget  # late: as above
     from gateway.parsed_settings import MIN_LEDGER_BYTES, default_ledger_bytes
 
-    processes = sum(counts) + 3  # the durable process, nats-server, and the supervisor
+    processes = sum(counts) + 3 + has_console  # the durable process, nats-server, and the supervisor
     left_bytes = memory_for_requests_bytes(processes)
     ledger_bytes = max(MIN_LEDGER_BYTES, min(default_ledger_bytes(), left_bytes // 6))
     payload_bytes = left_bytes // 4 // (counts.gateways + counts.workers + 1)

@@ -122,6 +122,9 @@ def test_all_processes_of_a_container_share_its_memory(container: None) -> None:
     assert shares.gateways == {"gateway_memory_byte_size": left_bytes // 6}
     assert shares.durable == {"gateway_memory_byte_size": left_bytes // 12}
     assert 3 * shares.payloads["payload_memory_byte_size"] <= left_bytes // 4
+    assert share_memory(VALUES, ProcessCounts(1, 1, 1), has_console=True).gateways == {
+        "gateway_memory_byte_size": (left_bytes - PROCESS_BYTES) // 6
+    }
     gateways = gateway_roles({**VALUES, **shares.gateways}, 2, "x")
     assert [option(role, "--gateway-memory-byte-size") for role in gateways] == [str(left_bytes // 12)] * 2
 
