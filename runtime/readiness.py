@@ -1,4 +1,4 @@
-"""A role's ties to what started it: a ready line and a lifeline to its supervisor, a heartbeat file, and systemd's messages.
+"""A role's ties to what started it: ready line and lifeline of its supervisor, heartbeat file, systemd's messages.
 
 A role that runs without a supervisor (in a container, or by hand) has no ties, and these functions do nothing.
 

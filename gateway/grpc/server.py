@@ -103,8 +103,8 @@ class GrpcServer:
     async def leave(self, timeout_s: float) -> None:
         """Stops listening, and asks all clients to send further calls elsewhere (GOAWAY). To be called before `stop`.
 
-        Calls that clients send before they know are served, so that none fails when a server is replaced by another. Returns
-        when every connection without open calls has closed, at the latest after `timeout_s`.
+        Calls that clients send before they know are served, so that none fails when a server is replaced by another.
+        Returns when every client has acknowledged, at the latest after `timeout_s`.
         """
         if self._listener is None:
             return

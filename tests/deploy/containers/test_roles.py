@@ -1,4 +1,4 @@
-"""`roles.yaml` on an engine, under load: each role is stopped, killed and scaled, and then all is replaced by new containers."""
+"""`roles.yaml` on an engine, under load: each role is stopped, killed and scaled, and then all containers are replaced."""
 
 from __future__ import annotations
 

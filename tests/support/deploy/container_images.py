@@ -1,7 +1,7 @@
 """The images that tests of containers run: Weir's from its Dockerfile, and those of other programs.
 
 Where a registry is reached, other images are pulled. Else the base image is made by `debootstrap` under the official name,
-from Debian's own Python, and nats-server and HAProxy are built onto it (`stand_ins/`): the same programs, from PyPI and Debian.
+from Debian's own Python, and nats-server (from PyPI) and HAProxy (from Debian) are built onto it: see `stand_ins/`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def build_weir(engine: Engine, target: str, image: str) -> str:
 
 def base_name() -> str:
     """The image that Weir's images are made of."""
-    (name,) = {base for base in re.findall(r"^FROM (\S+:\S+)", DOCKERFILE.read_text(), re.MULTILINE)}
+    (name,) = set(re.findall(r"^FROM (\S+:\S+)", DOCKERFILE.read_text(), re.MULTILINE))
     return name
 
 
@@ -145,7 +145,7 @@ def _pip_configuration() -> str:
 
 def _run(*command: str) -> str:
     words = ["python3", "-m", "pip", *command[1:]] if command[0] == "pip" else list(command)
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=900)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=900)
     if done.returncode:
         raise EngineError(
             f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"

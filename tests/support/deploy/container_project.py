@@ -1,7 +1,7 @@
 """`ContainerProject`: a compose project as containers of an `Engine`, as `docker compose up` would start them.
 
-Services are translated to the engine's interface one to one, health checks and limits included; keys that are not translated
-are rejected. The engines that tests may have are older than Compose's second version, which the files need.
+Services are translated to the engine's interface one to one, health checks and limits included; keys that are not
+translated are rejected. The engines that tests may have are older than Compose's second version, which the files need.
 """
 
 from __future__ import annotations
@@ -301,9 +301,9 @@ def started(engine: Engine, name: str, models: Path) -> Iterator[ContainerProjec
 
 
 _TRANSLATED = {
-    "image", "build", "command", "entrypoint", "user", "environment", "volumes", "tmpfs", "shm_size", "healthcheck", "ports",
-    "stop_grace_period", "stop_signal", "restart", "init", "read_only", "cap_drop", "cap_add", "security_opt", "networks",
-    "network_mode", "depends_on", "deploy", "ulimits", "sysctls",
+    "image", "build", "command", "entrypoint", "user", "environment", "volumes", "tmpfs", "shm_size", "healthcheck",
+    "ports", "stop_grace_period", "stop_signal", "restart", "init", "read_only", "cap_drop", "cap_add", "security_opt",
+    "networks", "network_mode", "depends_on", "deploy", "ulimits", "sysctls",
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Writes the templates of the Helm chart `k8s/chart` from the kustomizations in `k8s/`: `make chart`.
 
-The kustomizations stay the one description of the objects. The tables below name the places in them that a value of the chart
-takes; what has no place here is the same in both. Templates that have no counterpart in a kustomization (secrets, ingress,
-notes) are written by hand, and lie beside the generated ones.
+The kustomizations stay the one description of the objects. The functions below name the places in them that take a value
+of the chart; all else is the same in both. Templates without a counterpart in a kustomization (secrets, ingress, notes) are
+written by hand, and lie beside the generated ones.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _nats(item: Object, places: _Places) -> None:
             (spread,) = spec["template"]["spec"]["topologySpreadConstraints"]
             spread["whenUnsatisfiable"] = places.value(".Values.nats.whenUnsatisfiable")
             _placement(item, ".Values.nats", places)
-            # The names of the configurations, which end in a hash, are those of the default: a change rolls the servers too.
+            # The names of the configurations end in a hash of the default: another size must roll the servers, too.
             annotation = "annotations:\n  weir/max-file-store: {{ toJson .Values.nats.maxFileStore }}"
             text = f'{{{{- if ne .Values.nats.maxFileStore "{_file_store()}" }}}}\n{annotation}\n{{{{- end }}}}'
             spec["template"]["metadata"][places.text(text)] = None
@@ -166,7 +166,8 @@ def _nats(item: Object, places: _Places) -> None:
             (file,) = item["data"]
             text = f'.Files.Get "files/{file}"'
             if name.startswith("config"):
-                text = f'replace "max_file_store: {_file_store()}" (printf "max_file_store: %s" .Values.nats.maxFileStore) ({text})'
+                new = 'printf "max_file_store: %s" .Values.nats.maxFileStore'
+                text = f'replace "max_file_store: {_file_store()}" ({new}) ({text})'
             item["data"][file] = places.value(text)
 
 

