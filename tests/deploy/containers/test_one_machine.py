@@ -95,6 +95,15 @@ def test_it_may_do_what_the_file_allows_and_no_more(machine: ContainerProject, w
     assert int(kib) * 1024 == size_in_bytes(service["shm_size"])
 
 
+def test_commands_find_the_server_from_within(weir: Container) -> None:
+    """As docs/operations.md shows: `docker compose exec weir weir status`."""
+    code, text = weir.run("weir", "status")
+    assert code == 0, text
+    assert "fast" in text
+    code, text = weir.run("weir", "dead", "list")
+    assert code == 0, text
+
+
 def test_a_stop_under_load_loses_no_request_that_was_accepted(weir: Container, report: Callable[[str], None]) -> None:
     with Ledger(endpoints(weir), threads=8).sending() as ledger:
         ledger.wait_for_answers(time.monotonic())

@@ -150,6 +150,19 @@ def test_passwords_are_not_to_be_read(roles: ContainerProject) -> None:
         assert [word for word in passwords if text.count(word) > 2] == [], service
 
 
+def test_an_administrator_asks_from_within_the_network(roles: ContainerProject, door: Endpoints) -> None:
+    """As docs/operations.md shows: `docker compose run --rm --no-deps --env ... scheduler status`."""
+    password = example_environment()["WEIR_ADMIN_PASSWORD"]
+    environment = dict(roles.project.services["scheduler"]["environment"])
+    environment |= {"WEIR_NATS_USER": "weir-admin", "WEIR_NATS_PASSWORD": password}
+    once = roles.add("scheduler", command=["status"], environment=environment, restart="no")
+    wait_until(lambda: not once.state["Running"])
+    text = once.logs()
+    assert once.state["ExitCode"] == 0, text
+    assert "worker" in text
+    roles.remove(once)
+
+
 @pytest.mark.parametrize("service", ["worker", "scheduler", "gateway"])
 def test_a_role_is_stopped_and_started_under_load(
     roles: ContainerProject, door: Endpoints, service: str, report: Report

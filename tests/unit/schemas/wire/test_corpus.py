@@ -49,5 +49,5 @@ def test_every_message_is_decoded(release: str) -> None:
 @pytest.mark.parametrize("row", messages(RELEASES[-1])[::7], ids=lambda row: row["kind"])
 def test_a_damaged_message_is_noticed(row: dict[str, Any]) -> None:
     """So that the decoders here are ones that can fail."""
-    with pytest.raises(Exception, match="."):
+    with pytest.raises(Exception, match=r"\w"):
         DECODERS[row["kind"]](b"\x93\x01" + base64.b64decode(row["data"])[: len(row["data"]) // 3])
