@@ -16,12 +16,15 @@ from tritonclient import http as triton
 from weir.demo.files import MODEL, features
 from weir.demo.networks import installed_networks, missing_text
 from weir.demo.repository import build_demo_repositories
+from weir.demo.samples import write_samples
 from weir.demo.server import DemoServer, running_server
 
 
 def serve_options(folder: Path) -> tuple[str, ...]:
     """The options of `weir serve` with `folder`, besides the repositories. NATS has no fixed port by default."""
-    return f"--data-dir={folder / 'data'}", "--nats-port=4222", "--console-allow-changes"
+    jobs = folder / "jobs"
+    jobs.mkdir(parents=True, exist_ok=True)
+    return f"--data-dir={folder / 'data'}", "--nats-port=4222", "--console-allow-changes", f"--batch-root={jobs}"
 
 
 def serve(folder: Path, options: Sequence[str] = ()) -> None:
@@ -32,6 +35,7 @@ def serve(folder: Path, options: Sequence[str] = ()) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     networks = installed_networks()
     repositories = build_demo_repositories(folder, networks)
+    samples = write_samples(folder / "samples", networks)
     with suppress(KeyboardInterrupt), running_server(repositories, [*serve_options(folder), *options]) as server:
         print(server.block, end="")
         for line in server.process.stdout or ():
@@ -39,7 +43,8 @@ def serve(folder: Path, options: Sequence[str] = ()) -> None:
             if not line.strip():
                 break
         print(missing_text(networks), end="")
-        print(to_try(server, folder), flush=True)
+        print(to_try(server, folder))
+        print(f"Files to try in the console: {samples}\n", flush=True)
         server.process.wait()
 
 

@@ -26,10 +26,10 @@ export function SequenceChart({ values, samples, rate, chunk, name }) {
       ],
       tooltip: { ...tooltipStyle(palette), trigger: "axis", formatter: (points) => tooltipNode(`${points[0].value[0].toFixed(2)} s`, points.filter((point) => point.seriesIndex === 2).map((point) => [name, number(point.value[1])])) },
       axisPointer: { link: [{ xAxisIndex: "all" }] },
-      xAxis: [0, 1].map((place) => ({ gridIndex: place, type: "value", min: 0, max: samples.length / rate, axisLabel: { ...label, show: place === 1, formatter: (value) => `${Number(value.toFixed(2))} s`, hideOverlap: true }, splitLine: { show: false }, axisLine: { lineStyle: { color: palette.line } } })),
+      xAxis: [0, 1].map((place) => ({ gridIndex: place, type: "value", min: 0, max: samples.length / rate, axisLabel: { ...label, show: place === 1, formatter: (value) => `${Number(value.toFixed(2))} s`, hideOverlap: true }, splitLine: { show: false }, axisTick: { show: false }, axisLine: { onZero: false, lineStyle: { color: palette.line } } })),
       yAxis: [
         { gridIndex: 0, type: "value", min: -1, max: 1, show: false },
-        { gridIndex: 1, type: "value", min: 0, max: Math.max(1, ...values), splitNumber: 2, axisLabel: label, splitLine: { lineStyle: { color: palette.line } } },
+        { gridIndex: 1, type: "value", axisLine: { show: false }, min: 0, max: Math.max(1, ...values), splitNumber: 2, axisLabel: label, splitLine: { lineStyle: { color: palette.line } } },
       ],
       series: [
         { type: "line", data: envelope, showSymbol: false, lineStyle: { width: 0 }, areaStyle: { color: palette.muted, opacity: 0.5, origin: 0 }, silent: true },

@@ -23,7 +23,7 @@ const MEANINGS = {
 /** Bars of `spans`, `[{name, start_us, end_us}]`, from the earliest start on. `label` describes the picture. */
 export function Waterfall({ spans, label }) {
   const palette = useColours();
-  const rows = useMemo(() => [...spans].sort((a, b) => a.start_us - b.start_us || b.end_us - a.end_us), [spans]);
+  const rows = useMemo(() => [...spans].sort((a, b) => a.start_us - b.start_us), [spans]);
   const option = useMemo(() => waterfallOption(rows, palette), [rows, palette]);
   if (!rows.length) return null;
   const first = Math.min(...rows.map((span) => span.start_us));
@@ -62,6 +62,8 @@ function waterfallOption(rows, palette) {
       type: "value",
       min: 0,
       max: total,
+      axisLine: { show: false },
+      axisTick: { show: false },
       axisLabel: { color: palette.muted, fontSize: 11, formatter: (value) => microseconds(value), hideOverlap: true },
       splitLine: { lineStyle: { color: palette.line } },
     },

@@ -105,6 +105,11 @@ export function moment(atMs) {
   return isToday ? CLOCK.format(atMs) : `${DAY.format(atMs)} ${CLOCK.format(atMs)}`;
 }
 
+/** A text as a sentence: with a capital letter and a full stop. */
+export function sentence(text) {
+  return text ? `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` : "";
+}
+
 /** "1 worker", "3 workers". */
 export function count(number, noun, plural = `${noun}s`) {
   return `${grouped(number)} ${number === 1 ? noun : plural}`;
@@ -112,5 +117,5 @@ export function count(number, noun, plural = `${noun}s`) {
 
 /** The last part of a process id, which distinguishes it on the screen. */
 export function shortId(id) {
-  return id.length > 22 ? `…${id.slice(-18)}` : id;
+  return id.length > 30 ? `…${id.slice(-24)}` : id;
 }

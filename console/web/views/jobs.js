@@ -12,6 +12,9 @@ const TONES = { queued: "idle", running: "good", paused: "warn", cancelling: "wa
 
 const MAX_UPLOAD_BYTES = 8 << 20;
 
+/** The folder for items that were sent with a job. */
+const UPLOADS = "/weir-uploads/";
+
 function listOf(data) {
   return Array.isArray(data) ? data : (data?.jobs ?? []);
 }
@@ -62,6 +65,7 @@ function Job({ id, listed, session }) {
   };
   const isOver = FINAL.has(job.state);
   const share = job.total ? job.done / job.total : null;
+  const isUploaded = job.input?.length === 1 && job.input[0].includes(UPLOADS);
   const hasLines = job.output_format === "jsonl";
   return html`<section class="panel wide" aria-label="Job ${id}">
     <header>
@@ -99,8 +103,8 @@ function Job({ id, listed, session }) {
     </p>
     <dl class="facts">
       <div><dt>Model</dt><dd><a href=${link(["models", job.model])}>${job.model}</a></dd></div>
-      ${job.input?.length ? html`<div><dt>Input</dt><dd>${[job.input].flat().join(", ")}</dd></div>` : null}
-      ${job.output ? html`<div><dt>Output</dt><dd>${job.output}</dd></div>` : null}
+      ${job.input?.length ? html`<div><dt>Input</dt><dd>${isUploaded ? "sent with the job" : [job.input].flat().join(", ")}</dd></div>` : null}
+      ${job.output && !isUploaded ? html`<div><dt>Output</dt><dd>${job.output}</dd></div>` : null}
       <div><dt>Submitted</dt><dd>${moment(job.created_ms)}</dd></div>
       ${job.started_ms ? html`<div><dt>Started</dt><dd>${moment(job.started_ms)}</dd></div>` : null}
       ${job.ended_ms ? html`<div><dt>Ended</dt><dd>${moment(job.ended_ms)}</dd></div>` : null}

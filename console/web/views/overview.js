@@ -1,6 +1,6 @@
 // Overview: the load of all models or of one, over the last minutes or hour.
 
-import { count, decimal, milliseconds, number, percent } from "../core/format.js";
+import { count, decimal, milliseconds, number, percent, sentence } from "../core/format.js";
 import { html, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { link, replaceQuery } from "../core/router.js";
@@ -72,11 +72,10 @@ function Summary({ status }) {
   const tone = { healthy: "good", degraded: "warn", unreachable: "bad" }[status.state] ?? "idle";
   return html`<div class="summary">
     <p>
-      <${State} tone=${tone}>${status.state}</${State}>
-      ${" "}${count(status.hosts.length, "host")}, ${count(up("gateway"), "gateway")}, ${count(up("scheduler"), "scheduler")}, ${count(up("worker"), "worker")}, ${count(status.models.length, "model")}
+      <${State} tone=${tone}>${status.state}</${State}>: ${count(status.hosts.length, "host")}, ${count(up("gateway"), "gateway")}, ${count(up("scheduler"), "scheduler")}, ${count(up("worker"), "worker")}, ${count(status.models.length, "model")}
     </p>
     ${warnings.slice(0, 3).map(
-      (problem) => html`<p key=${problem.kind + problem.about} class="problem warning"><b>${problem.text}</b>${problem.advice ? ` ${problem.advice}` : ""}</p>`,
+      (problem) => html`<p key=${problem.kind + problem.about} class="problem warning"><b>${sentence(problem.text)}</b> ${sentence(problem.advice ?? "")}</p>`,
     )}
     ${warnings.length > 3 ? html`<p><a href=${link(["topology"])}>${warnings.length - 3} more</a></p>` : null}
   </div>`;

@@ -1,5 +1,6 @@
 // Problems of the cluster, as `weir status` finds them, each with what to do.
 
+import { sentence } from "../core/format.js";
 import { html } from "../core/html.js";
 
 /** The problems of a status, warnings first. */
@@ -13,8 +14,8 @@ export function Problems({ problems }) {
   return html`<ul class="problems">
     ${problems.map(
       (problem) => html`<li key=${problem.kind + problem.about + problem.text} class="problem ${problem.level}">
-        <b>${problem.text}</b>
-        ${problem.advice ? html`<span>${problem.advice}</span>` : null}
+        <b>${sentence(problem.text)}</b>
+        ${problem.advice ? html`<span>${sentence(problem.advice)}</span>` : null}
       </li>`,
     )}
   </ul>`;

@@ -58,7 +58,7 @@ function Trace({ trace }) {
       <div><dt>Came over</dt><dd>${trace.protocol}</dd></div>
       ${trace.worker ? html`<div><dt>Ran on</dt><dd><a href=${link(["topology"], { process: trace.worker })}>${shortId(trace.worker)}</a>, instance ${trace.instance}</dd></div>` : null}
       ${trace.batch ? html`<div><dt>Batch</dt><dd>${trace.batch.id}, ${trace.batch.size === 1 ? "alone" : `${trace.batch.size} rows`}</dd></div>` : null}
-      ${mates.length ? html`<div><dt>With</dt><dd>${mates.slice(0, 12).map((mate) => html`<a key=${mate} class="mate" href=${link(["requests", mate])}>${shortId(mate)}</a> `)}${mates.length > 12 ? `and ${mates.length - 12} more` : ""}</dd></div>` : null}
+      ${mates.length ? html`<div><dt>With</dt><dd>${mates.slice(0, 12).map((mate) => html`<a key=${mate} class="mate" title=${mate} href=${link(["requests", mate])}>${mate.startsWith(`${trace.gateway}/`) ? mate.slice(trace.gateway.length + 1) : shortId(mate)}</a> `)}${mates.length > 12 ? `and ${mates.length - 12} more` : ""}</dd></div>` : null}
     </dl>
     <${Waterfall} spans=${trace.spans} label="The way of the request" />
   `;

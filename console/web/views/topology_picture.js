@@ -177,7 +177,8 @@ function labelOf(role, isShort) {
   const end = role.id.slice(-4);
   const state = role.state === "up" ? "" : ` ${role.state}`;
   if (isShort) return `${role.role === "worker" ? "" : `${role.role} `}${end}${state}`;
-  return `${role.role} ${end}${role.role === "worker" ? ` · ${count(role.instances, "instance")}` : ""}${role.role === "scheduler" ? ` · ${count(role.queues, "queue")}` : ""}${state}`;
+  if (state) return `${role.role} ${end} ·${state}`;
+  return `${role.role} ${end}${role.role === "worker" ? ` · ${count(role.instances, "instance")}` : ""}${role.role === "scheduler" ? ` · ${count(role.queues, "queue")}` : ""}`;
 }
 
 function describe(point, palette) {

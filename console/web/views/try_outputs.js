@@ -36,12 +36,17 @@ function readClass(text) {
   return found && Number.isFinite(Number(found[1])) ? { score: Number(found[1]), index: Number(found[2]), label: found[3] ?? `class ${found[2]}` } : null;
 }
 
+/** Probabilities with three decimals, other scores as they are. */
+function scoreText(score) {
+  return Math.abs(score) <= 1 ? score.toFixed(3) : number(score);
+}
+
 function Classes({ classes }) {
   const highest = Math.max(1e-9, ...classes.map((one) => Math.abs(one.score)));
   const scale = highest <= 1 ? 1 : highest;
   return html`<ol class="classes">
     ${classes.map(
-      (one) => html`<li key=${one.index} style="--share: ${(Math.max(0, one.score) / scale) * 100}%"><span>${one.label}</span><b>${number(one.score)}</b></li>`,
+      (one) => html`<li key=${one.index} style="--share: ${(Math.max(0, one.score) / scale) * 100}%"><span>${one.label}</span><b>${scoreText(one.score)}</b></li>`,
     )}
   </ol>`;
 }
@@ -51,7 +56,7 @@ function Values({ values, isText }) {
     return html`<ul class="texts">${values.slice(0, MAX_ROWS).map((value, place) => html`<li key=${place}>${String(value)}</li>`)}</ul>
       ${values.length > MAX_ROWS ? html`<p class="note">and ${values.length - MAX_ROWS} more</p>` : null}`;
   }
-  if (values.length === 1) return html`<p class="scalar">${String(values[0])}</p>`;
+  if (values.length === 1) return html`<p class="scalar">${typeof values[0] === "number" ? String(Number(values[0].toPrecision(6))) : String(values[0])}</p>`;
   const numbers = values.map(Number).filter((value) => !Number.isNaN(value));
   const mean = numbers.reduce((total, value) => total + value, 0) / Math.max(1, numbers.length);
   return html`<p class="note">${count(values.length, "value")}, ${number(least(numbers))} to ${number(most(numbers))}, mean ${number(mean)}</p>

@@ -87,7 +87,7 @@ def test_a_request_from_the_form_is_answered_as_any_other(console: Any, server: 
     response = console.get_by_role("region", name="Response")
     expect(response).to_contain_text("succeeded")
     best = response.locator(".classes li").first
-    expect(best).to_have_text("bee0.90")
+    expect(best).to_have_text("bee0.900")
     picture(console, "console-try")
     for language, text in (("curl", "curl -s http://"), ("Python", "tritonclient.http"), ("nats", "nats request")):
         console.get_by_role("tab", name=language, exact=True).click()

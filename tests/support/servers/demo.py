@@ -28,6 +28,7 @@ class Served:
     printed: str
     ports: dict[str, str]
     nats_url: str
+    console_url: str = ""
 
     def here(self, text: str) -> str:
         """`text` of the documentation with the ports of this server."""
@@ -50,12 +51,12 @@ def environment(served: Served | None = None) -> dict[str, str]:
 
 
 @contextmanager
-def demo_served(folder: Path) -> Iterator[Served]:
+def demo_served(folder: Path, *options: str) -> Iterator[Served]:
     """The demo's server on free ports, with what it makes in `folder`; it must end cleanly."""
     log = folder / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "weir", "demo", "--serve", *DRAWN_PORTS],
+            [sys.executable, "-m", "weir", "demo", "--serve", *DRAWN_PORTS, *options],
             cwd=folder,
             env=environment(),
             stdout=subprocess.PIPE,
@@ -65,16 +66,18 @@ def demo_served(folder: Path) -> Iterator[Served]:
     assert process.stdout is not None
     try:
         printed = ""
-        while "curl" not in printed:
+        while "Files to try" not in printed:
             line = process.stdout.readline()
             assert line, log.read_text()
             printed += line
         rows = [line.split() for line in printed.splitlines()]
-        places = {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in ("HTTP", "gRPC", "metrics", "NATS")}
+        listening = ("HTTP", "gRPC", "metrics", "NATS", "console")
+        places = {row[0]: row[1] for row in rows if len(row) == 2 and row[0] in listening}
         numbers = {name: place.removesuffix("/metrics").rpartition(":")[2] for name, place in places.items()}
         (url_file,) = (row[2] for row in rows if row[:2] == ["NATS", "access"])
         nats_url = (folder / url_file).read_text().strip()
-        yield Served(folder, printed, {port: numbers[name] for name, port in DOCUMENTED_PORTS.items()}, nats_url)
+        ports = {port: numbers[name] for name, port in DOCUMENTED_PORTS.items() if name in numbers}
+        yield Served(folder, printed, ports, nats_url, places.get("console", ""))
     finally:
         process.send_signal(signal.SIGTERM)
         status = process.wait(60)
