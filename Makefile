@@ -10,7 +10,7 @@ NPM    := $(NODE)/bin/node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 WEB    := $(VENV)/.web-files
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow faults shapes chart containers gpu-check gpu-bundle lint bench docs site dist lock clean
+.PHONY: help install demo serve test test-slow faults shapes chart containers gpu-check gpu-bundle lint bench docs pictures site dist lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -103,6 +103,9 @@ lint: $(STAMP) ## Check style, format and types.
 
 bench: $(STAMP) ## Measure CPU and latency beside other servers.
 	$(RUN) benchmarks.compare
+
+pictures: $(TESTED) ## Take the screenshots of the documentation again, with Chromium.
+	WEIR_SAVE_PICTURES=1 $(RUN) pytest -q tests/docs/test_tour.py tests/integration/console tests/compat/http/test_docs_page.py
 
 docs: $(STAMP) ## Write the generated parts of the documentation.
 	$(RUN) docs.generate

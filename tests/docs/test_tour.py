@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,16 @@ import pytest
 from console.npm.copy_files import CONSOLE, ROOT
 from tests.support.clients.browser import chromium, page, page_problems
 from tests.support.console.views import cell, figure, open_view, picture
-from tests.support.servers.demo import Served, demo_served, environment
+from tests.support.docs.pages import commands
+from tests.support.servers.demo import Served, demo_served, environment, in_venv
 
 __all__ = ["chromium", "page", "page_problems"]
 
 expect = pytest.importorskip("playwright.sync_api").expect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TOUR = "docs/tour.md"
 
 LONG_MS = 30_000
 
@@ -94,10 +96,9 @@ def test_4_a_picture_is_read(demo: Served, console: Any) -> None:
 
 
 def test_5_batches_form_under_load(demo: Served, console: Any) -> None:
-    port = demo.here("localhost:8000")
-    words = ["perf", "magika", f"--url={port}", "--concurrency=16", "--measure=2", "--max-windows=6"]
+    (command,) = (line for page, line in commands() if page == TOUR and line.startswith(".venv/bin/weir perf "))
     load = subprocess.Popen(
-        [sys.executable, "-m", "weir", *words], cwd=demo.folder, env=environment(), stdout=subprocess.PIPE, text=True
+        in_venv(command), cwd=demo.folder, env=environment(), stdout=subprocess.PIPE, text=True
     )
     try:
         open_view(console, "batching/magika")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.support.clients.browser import save_screenshot
+from tests.support.clients.browser import save_picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
-
-PICTURES = os.environ.get("WEIR_PICTURES", "")
-"""The folder for screenshots (`make pictures`); none are written without it."""
 
 VIEWS = {
     "overview": "Overview",
@@ -43,7 +40,7 @@ def cell(page: Page, row: str, column: str) -> Locator:
 
 
 def picture(page: Page, name: str) -> None:
-    """Writes a screenshot, if they are wanted."""
-    if PICTURES:
-        page.mouse.move(0, 0)
-        save_screenshot(page, Path(PICTURES) / f"{name}.png")
+    """Takes a picture of the documentation; it is kept with WEIR_SAVE_PICTURES (`make pictures`)."""
+    page.mouse.move(0, 0)
+    with tempfile.TemporaryDirectory() as folder:
+        save_picture(page, f"{name}.png", Path(folder))
