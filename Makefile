@@ -88,12 +88,12 @@ gpu-bundle: ## Pack what gpu-check needs on a machine without a package registry
 	$(PYTHON) -m benchmarks.gpu.bundle
 
 ifneq ($(wildcard .gpu-bundle/*.tar.xz),)
-gpu-check: ## Run the tests and the benchmark that need an NVIDIA GPU.
-	$(PYTHON) -m benchmarks.gpu.check
+gpu-check: ## Run the tests and the benchmark that need an NVIDIA GPU; again: go on where it stopped. DEVICE=cpu rehearses.
+	$(PYTHON) -m benchmarks.gpu.check --site .gpu-bundle/site $(if $(DEVICE),--device $(DEVICE))
 else
 gpu-check: $(TESTED)
-	$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9"
-	$(RUN) benchmarks.gpu.check
+	$(if $(filter cpu,$(DEVICE)),,$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9")
+	$(RUN) benchmarks.gpu.check $(if $(DEVICE),--device $(DEVICE))
 endif
 
 lint: $(STAMP) ## Check style, format and types.

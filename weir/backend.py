@@ -17,6 +17,7 @@ try:
     from schemas.core.requests import InferRequest
     from schemas.core.tensors import Tensor
     from worker.backend_api.interface import (
+        RESCHEDULED,
         Availability,
         Backend,
         DeviceLost,
@@ -43,6 +44,7 @@ except ImportError:
     raise
 
 __all__ = [
+    "RESCHEDULED",
     "ArrayBackend",
     "ArrayFunction",
     "ArrayInstance",

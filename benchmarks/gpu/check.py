@@ -1,10 +1,14 @@
 """Runs everything that needs a GPU: the tests marked `gpu`, then the benchmark.
 
-    python3 -m benchmarks.gpu.check [--tests] [--figures] [--seconds N] [--site FOLDER]
+    python3 -m benchmarks.gpu.check [--tests] [--figures] [--minutes 9] [--site FOLDER] [--device cpu]
 
 With archives of `benchmarks.gpu.bundle` it uses the running Python and unpacks them; without them it uses the
 environment of `make install`. `--site` names a folder that keeps the unpacked packages for the next run, for machines
 that can't receive both archives at once. pytest lists what is skipped.
+
+It begins nothing after `--minutes`. What it has done is kept in `.bench/gpu`, so the same command goes on where it stopped:
+tests that have passed do not run again, and the benchmark measures the sections that it lacks. `--device cpu` rehearses all
+that on a machine without a GPU, with the tests on the fake GPU in place of those on a real one.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -54,14 +60,24 @@ sys.exit("the GPU check needs " + "; ".join(missing) if missing else 0)
 """A program that says what is missing, before anything that takes long."""
 
 
-def main() -> int:
+FOLDER = ROOT / ".bench" / "gpu"
+
+GPU_TESTS = ["-m", "gpu", "-rs", "tests/unit/worker"]
+REHEARSED_TESTS = ["-m", "not slow and not gpu", "tests/unit/worker/cuda"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is asked for, by default everything; the status is that of what failed first, 2 for want of something."""
     options = argparse.ArgumentParser()
     options.add_argument("--tests", action="store_true", help="the tests alone")
     options.add_argument("--figures", action="store_true", help="the figures alone")
-    options.add_argument("--seconds", type=float, default=3.0, help="length of one measurement")
+    options.add_argument("--minutes", type=float, default=9.0, help="begin nothing after so many minutes")
     options.add_argument("--site", type=Path, help="folder for what is unpacked, which is kept")
-    chosen = options.parse_args()
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: rehearse without a GPU")
+    options.add_argument("--folder", type=Path, default=FOLDER, help="for results, which are kept")
+    options.add_argument("further", nargs="*", help="options of benchmarks.gpu, after --")
+    chosen = options.parse_args(arguments)
+    began_s = time.monotonic()
     everything = chosen.tests == chosen.figures
     status = 0
     with tempfile.TemporaryDirectory() as scratch:
@@ -71,25 +87,25 @@ def main() -> int:
             with tarfile.open(file) as archive:
                 archive.extractall(site, filter="data")
         variables = environment(site)
-        if subprocess.run([sys.executable, "-c", NEEDED], cwd=ROOT, env=variables, check=False).returncode:
+        if chosen.device == "cuda" and _run([sys.executable, "-c", NEEDED], variables):
             return 2
-        if everything or chosen.tests:
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-m",
-                "gpu",
-                "-p",
-                "no:cacheprovider",
-                "-rs",
-                "tests/unit/worker",
-            ]
-            status = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+        chosen.folder.mkdir(parents=True, exist_ok=True)
+        passed = chosen.folder / f"tests-passed-{chosen.device}"
+        if chosen.tests or (everything and not passed.exists()):
+            tests = GPU_TESTS if chosen.device == "cuda" else REHEARSED_TESTS
+            status = _run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *tests], variables)
+            if not status:
+                passed.touch()
         if everything or chosen.figures:
-            command = [sys.executable, "-m", "benchmarks.gpu", "--seconds", str(chosen.seconds)]
-            status = status or subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+            minutes = chosen.minutes - (time.monotonic() - began_s) / 60
+            places = ["--device", chosen.device, "--folder", str(chosen.folder), "--minutes", f"{minutes:.2f}"]
+            # Figures are worth having whatever a test has found.
+            status = _run([sys.executable, "-m", "benchmarks.gpu", *places, *chosen.further], variables) or status
     return status
+
+
+def _run(command: Sequence[str], variables: dict[str, str]) -> int:
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
+import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from benchmarks.gpu import bundle, check
 from benchmarks.gpu.check import environment
@@ -42,6 +46,30 @@ def test_code_for_other_gpus_is_blanked(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_carried_is_locked() -> None:
     assert [package.partition("==")[0] for package in bundle.locked()] == bundle.CARRIED
+
+
+def test_everything_that_weir_needs_is_carried_or_present() -> None:
+    """A dependency that is new in pyproject.toml must not be missed on a machine that can't install it."""
+    needed: set[str] = set()
+
+    def add(text: str) -> None:
+        requirement = Requirement(text)
+        extras = [*requirement.extras, ""]
+        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": "", "python_version": "3.12"}):
+            return
+        if name in needed:
+            return
+        needed.add(name)
+        for further in metadata.requires(name) or []:
+            marker = Requirement(further).marker
+            if marker is None or any(marker.evaluate({"extra": extra, "python_version": "3.12"}) for extra in extras):
+                add(further.partition(";")[0])
+
+    for dependency in tomllib.loads((bundle.ROOT / "pyproject.toml").read_text())["project"]["dependencies"]:
+        add(dependency)
+    assert needed - set(bundle.CARRIED) - set(bundle.PRESENT) == set()
+    assert set(bundle.CARRIED) & set(bundle.PRESENT) == set()
 
 
 def test_what_was_unpacked_is_found_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

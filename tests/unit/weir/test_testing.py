@@ -77,6 +77,12 @@ def test_requests_share_a_batch(repository: Path) -> None:
         assert model.instances[0].slots_held == 0
 
 
+def test_batches_that_are_submitted_together(repository: Path) -> None:
+    with run_backend(repository / "prices", backend_directory=BACKENDS) as model:
+        found = model.batches([{"X": [[1, 0]]}, {"X": [[2, 0]]}], [{"X": [[3, 0]]}])
+    assert [[one["Y"].item() for one in batch if not isinstance(one, WeirError)] for batch in found] == [[3, 5], [7]]
+
+
 def test_the_configuration_can_be_replaced(repository: Path) -> None:
     config = '{"backend": "linear", "max_batch_size": 2, "instance_group": [{"count": 3, "kind": "KIND_CPU"}]}'
     with run_backend(repository / "prices", backend_directory=[BACKENDS], config=config) as model:
