@@ -198,7 +198,7 @@ def _check_place(ref: CudaRegionRef, size: int, allocation: CudaAllocation) -> N
 
 
 class MappedRegion:
-    """A client's region on the GPU of the instance that uses it: `size` bytes at `pointer`, open while this exists.
+    """A client's region on the GPU of the instance that uses it: `size` bytes at `pointer`, open until `release`.
 
     It stands in place of the content of an input that is to be copied by the GPU, and of an output that has been.
     """
@@ -210,7 +210,7 @@ class MappedRegion:
         self.size = size
         self._allocation = allocation
         self._offset = offset
-        self._release = release
+        self._release: Callable[[], None] | None = release
 
     def __len__(self) -> int:
         return self.size
@@ -221,8 +221,14 @@ class MappedRegion:
         self._allocation.read(self._offset, memoryview(content))
         return bytes(content)
 
+    def release(self) -> None:
+        """Ends the use of the region, by the last reference at the latest."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
     def __del__(self) -> None:
-        self._release()
+        self.release()
 
 
 def gpu_uuids() -> list[str]:

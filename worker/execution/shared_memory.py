@@ -53,9 +53,10 @@ def _ordinary_memory(size_bytes: int) -> np.ndarray:
 
 
 class InputBuffers:
-    """The content of clients' memory that one batch has read, in one buffer for each input."""
+    """The content of clients' memory that one batch has read, in one buffer for each input, and the regions it uses."""
 
     def __init__(self) -> None:
+        self.regions: list[MappedRegion] = []
         self._buffers: dict[str, np.ndarray] = {}
         self._ends: dict[str, int] = {}  # the bytes in use of each buffer
 
@@ -71,7 +72,13 @@ class InputBuffers:
         return buffer.data[start : start + size]
 
     def clear(self) -> None:
-        """Marks all memory as free, and keeps it for the next batch unless it is very large."""
+        """Marks all memory as free, keeps it for the next batch unless it is very large, and releases the regions.
+
+        A client may free its memory as soon as its requests have ended and it has unregistered the region.
+        """
+        for region in self.regions:
+            region.release()
+        self.regions.clear()
         self._ends.clear()
         self._buffers = {name: one for name, one in self._buffers.items() if len(one) <= _MAX_REUSED_BYTES}
 
@@ -128,7 +135,7 @@ class SharedMemoryIO:
                 region = output.region
                 if isinstance(region, CudaRegionRef) and region.device == self.gpu and not output.class_count:
                     with suppress(RegionError):
-                        mapped[position, output.name] = self._access.cuda.map(region)
+                        mapped[position, output.name] = self._map(region)
         return mapped
 
     def check_outputs(self, request: InferRequest, gateway: str) -> None:
@@ -171,17 +178,16 @@ class SharedMemoryIO:
             raise invalid(f"input '{name}' of {size} bytes is larger than the {MAX_REGION_TENSOR_BYTES} that are read")
         if isinstance(ref, CudaRegionRef) and ref.device == self.gpu and tensor.datatype != "BYTES":
             try:
-                tensor.data = self._cuda.map(ref)  # type: ignore[assignment]  # for the instance, which copies it
+                tensor.data = self._map(ref)  # type: ignore[assignment]  # for the instance, which copies it
             except RegionError as error:
                 raise invalid(f"failed to read input '{name}': {error}") from error
             return
-        if self._current is None:
-            self._current = self._free.pop() if self._free else InputBuffers()
+        buffers = self._buffers()
         try:
             if isinstance(ref, CudaRegionRef):
-                target = self._current.target(name, size, partial(self._allocate_for_copies, ref.device))
+                target = buffers.target(name, size, partial(self._allocate_for_copies, ref.device))
             else:
-                target = self._current.target(name, size)
+                target = buffers.target(name, size)
         except MemoryError as error:
             raise unavailable(f"can't allocate the {size} bytes of input '{name}'") from error
         try:
@@ -209,6 +215,16 @@ class SharedMemoryIO:
             write_region(ref, content)
         else:
             self._cuda.write(ref, content)
+
+    def _buffers(self) -> InputBuffers:
+        if self._current is None:
+            self._current = self._free.pop() if self._free else InputBuffers()
+        return self._current
+
+    def _map(self, ref: CudaRegionRef) -> MappedRegion:
+        region = self._cuda.map(ref)
+        self._buffers().regions.append(region)
+        return region
 
     def _allocate_for_copies(self, gpu: int, size_bytes: int) -> np.ndarray:
         cuda = self._access.cuda
