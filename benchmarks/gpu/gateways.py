@@ -36,6 +36,7 @@ instance_group [{ count: 2 kind: KIND_CPU }]
 """
 
 STARLETTE = """
+import socket
 import sys
 import uvicorn
 from starlette.applications import Starlette
@@ -46,8 +47,10 @@ async def same(request):
     body = await request.body()
     return Response(body, media_type="application/octet-stream")
 
-uvicorn.run(Starlette(routes=[Route("/v2/models/{model}/infer", same, methods=["POST"])]),
-            fd=int(sys.argv[1]), log_level="warning", access_log=False)
+app = Starlette(routes=[Route("/v2/models/{model}/infer", same, methods=["POST"])])
+config = uvicorn.Config(app, log_level="warning", access_log=False)
+# As a socket and not as a number: uvicorn takes the latter for a Unix socket, without TCP_NODELAY.
+uvicorn.Server(config).run(sockets=[socket.socket(fileno=int(sys.argv[1]))])
 """
 
 CONNECTIONS = 32
@@ -114,6 +117,7 @@ def _client_process(address: str, seconds: float) -> tuple[list[float], float]:
 async def _clients(address: str, seconds: float) -> tuple[list[float], float]:
     times: list[float] = []
     request = _request(address)
+    await _client(address, request, time.perf_counter() + 1e-3, [])  # once, when the server is there and warm
     began_s = time.perf_counter()
     end_s = began_s + seconds
     await asyncio.gather(*(_client(address, request, end_s, times) for _ in range(CONNECTIONS)))
@@ -138,7 +142,7 @@ def _request(address: str) -> bytes:
 async def _client(address: str, request: bytes, end_s: float, times: list[float]) -> None:
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    while time.perf_counter() < end_s:
+    while not times or time.perf_counter() < end_s:
         began_s = time.perf_counter()
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
