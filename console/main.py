@@ -17,7 +17,7 @@ from nats.errors import Error as NatsError
 
 from bus.kv.presence import Presence, own_release
 from bus.naming.identity import own_id
-from bus.nats.access import without_user
+from bus.nats.access import without_secrets
 from bus.nats.connection import Bus
 from bus.nats.replies import ReplyInbox
 from bus.streams.acked_publisher import AckedPublisher
@@ -115,7 +115,7 @@ async def _connect(
         observation=observation,
         gateway=gateway,
         release=own_release(),
-        broker_url=without_user(settings.nats_url),
+        broker_url=without_secrets(settings.nats_url),
         allows_changes=settings.console_allow_changes,
     )
     return context, Presence(bus, "console", id)

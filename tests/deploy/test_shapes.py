@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 import tritonclient.grpc
 import tritonclient.http
 from prometheus_client.parser import text_string_to_metric_families
@@ -90,6 +91,12 @@ def test_roles_apart_on_three_nats_servers(tmp_path: Path) -> None:
             assert gateway.metrics()["weir_gateway_requests", ""] == 4
             assert gateway.metrics()["weir_durable_ack_is_fsync", ""] == 1  # so the alert can fire
             assert unknown_metrics(families(gateway)) == {}
+        (console,) = shape.of("console")
+        status = requests.get(
+            f"http://{console.address}:8080/api/status", headers={"Host": "localhost"}, timeout=10
+        ).json()
+        assert {role["role"] for role in status["roles"]} == {"gateway", "scheduler", "worker", "console"}
+        assert {problem["level"] for problem in status["problems"]} <= {"note"}
         streams = {
             stream["name"]: stream
             for account in monitor(shape.of("nats-1")[0], "/jsz?streams=true&config=true")["account_details"]
