@@ -22,8 +22,9 @@ from runtime.processors import processor_count
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - its size alone is read
 """Where payloads and clients' regions lie."""
 
-FEW_PROCESSES = 256
-"""A limit of processes and threads below this is warned of: `weir serve` with one model has about a hundred."""
+FEW_PROCESSES = 128
+"""A limit of processes and threads below this is warned of: `weir serve` with one model has 20 at rest (measured), and each
+role starts some tens more under load."""
 
 PROCESSES_PER_THREAD = 32
 """One pool of threads takes at most one of so many of the processes and threads that the control group allows: each
