@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -43,12 +44,13 @@ def engine() -> Iterator[Engine]:
         if not service["image"].startswith("weir:")
     }
     try:
-        with engines.building() as builder:
+        with contextlib.ExitStack() as stack:
             began_s = time.monotonic()
             try:
+                builder = stack.enter_context(engines.building())
                 prepare(builder, engines.folder, sorted(others))
             except EngineError as error:
-                pytest.skip(f"there is no base image: {str(error).splitlines()[0]}")
+                pytest.skip(f"there is no engine, or no base image: {str(error).splitlines()[0]}")
             FIGURES.append(f"base image, nats-server and HAProxy: {time.monotonic() - began_s:.0f} s")
             for target in ("cpu", "gpu") if os.environ.get("WEIR_CONTAINERS_GPU") else ("cpu",):
                 began_s = time.monotonic()

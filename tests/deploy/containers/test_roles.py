@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from tests.support.clients.producers import int64_body, producer
 from tests.support.clients.request_ledger import Ledger
@@ -161,6 +164,29 @@ def test_an_administrator_asks_from_within_the_network(roles: ContainerProject, 
     assert once.state["ExitCode"] == 0, text
     assert "worker" in text
     roles.remove(once)
+
+
+def test_large_requests_do_not_exhaust_a_gateway(roles: ContainerProject, report: Report) -> None:
+    """100 of 15 MB at one gateway, 50 at a time: some may be rejected, and none ends it. Its limit is 2 GB."""
+    gateway = roles.of("gateway")[0]
+    server, values = gateway_endpoints(gateway), np.arange(1_900_000).reshape(1, -1)
+
+    def ask(_: int) -> str:
+        with server.http(timeout_s=60) as http:
+            try:
+                answer = http.infer("fast", http_inputs({"IN": values})).as_numpy("OUT")
+            except InferenceServerException as error:
+                return str(error.status() or error.message())
+        return "answered" if np.array_equal(answer, values) else "wrong"
+
+    began_s = time.monotonic()
+    with ThreadPoolExecutor(50) as pool:
+        outcomes = Counter(pool.map(ask, range(100)))
+    assert outcomes["answered"] > 0
+    assert outcomes.keys() <= {"answered", "503", "429"}
+    state = gateway.inspect()
+    assert (state["State"]["OOMKilled"], state["RestartCount"]) == (False, 0)
+    report(f"roles: 100 requests of 15 MB in {time.monotonic() - began_s:.0f} s: {dict(outcomes)}")
 
 
 @pytest.mark.parametrize("service", ["worker", "scheduler", "gateway"])

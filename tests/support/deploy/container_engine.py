@@ -39,7 +39,7 @@ _ENGINE_START_S = 60.0
 
 
 class EngineError(Exception):
-    """The engine rejected a request, or a build failed."""
+    """The engine does not start, rejected a request, or a build failed."""
 
 
 class Engine:
@@ -190,7 +190,8 @@ class Engines:
                 )
             try:
                 wait_until(lambda: _answers(str(socket)) or process.poll() is not None, _ENGINE_START_S)
-                assert process.poll() is None, f"dockerd ended:\n{log.read_text()[-4000:]}"
+                if process.poll() is not None:
+                    raise EngineError(f"dockerd does not start here: {log.read_text()[-2000:].strip()}")
                 engine = Engine(str(socket), self._client, process.pid)
                 try:
                     yield engine

@@ -146,7 +146,7 @@ class ContainerProject:
         """Starts one more container of a service, whose keys `changes` replace."""
         container = Container(self.engine, service, f"{self.name}-{service}-{next(self._numbers)}")
         described = {**self.project.services[service], **changes}
-        self.engine.ask("POST", "/containers/create", self._translated(service, described), name=container.name)
+        self.engine.ask("POST", "/containers/create", self.translated(service, described), name=container.name)
         self._containers.append(container)
         container.start()
         return container
@@ -204,8 +204,8 @@ class ContainerProject:
                     case other:
                         raise EngineError(f"{service}: the condition {other} is not translated")
 
-    def _translated(self, service: str, described: dict[str, Any]) -> dict[str, Any]:
-        """The body of the engine's request to create a container."""
+    def translated(self, service: str, described: dict[str, Any]) -> dict[str, Any]:
+        """The body of the engine's request to create a container. Raises EngineError for a key that is not translated."""
         _reject_others(service, described, _TRANSLATED)
         host: dict[str, Any] = {
             "Binds": [],
