@@ -26,7 +26,7 @@ export function batchOption(batches, settings, slots, palette) {
     symbol: "none",
     animation: false,
     lineStyle: { color: palette.ink, type: [5, 4], width: 1, opacity: 0.7 },
-    label: { formatter: text, position, color: palette.ink, fontSize: 11, fontFamily: palette.font },
+    label: { formatter: text, position, color: palette.ink, fontSize: 11, fontFamily: palette.font, backgroundColor: palette.ground, padding: [1, 3] },
     data: [{ yAxis: value }],
   });
   return {

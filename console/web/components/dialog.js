@@ -1,11 +1,12 @@
 // Questions before actions, and short reports after them.
 
-import { html, render, useEffect, useRef, useState } from "../core/html.js";
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "../core/html.js";
 
 /** A modal dialog with `children`; Escape and the backdrop close it. */
 export function Dialog({ title, onClose, children, className = "" }) {
   const element = useRef(null);
-  useEffect(() => {
+  // Before the next key is handled: what is typed goes into the dialog.
+  useLayoutEffect(() => {
     const before = document.activeElement;
     element.current.showModal();
     return () => before?.focus?.();

@@ -1,6 +1,6 @@
 // `Finder` (key `/`): goes to a view, a model, a process or a request. `KeyHelp` (key `?`): the keys.
 
-import { html, useEffect, useMemo, useRef, useState } from "../core/html.js";
+import { html, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { go } from "../core/router.js";
 import { Dialog } from "./dialog.js";
@@ -13,8 +13,6 @@ export function Finder({ views, status, onClose }) {
   const [text, setText] = useState("");
   const [at, setAt] = useState(0);
   const models = usePoll("/api/models", 5000).data?.models ?? NONE;
-  const input = useRef(null);
-  useEffect(() => input.current.focus(), []);
   const found = useMemo(() => matches(text.trim().toLowerCase(), views, models, status), [text, models, status]);
   const chosen = Math.min(at, found.length - 1);
   function open(entry) {
@@ -30,7 +28,7 @@ export function Finder({ views, status, onClose }) {
   }
   return html`<${Dialog} title="Find" onClose=${onClose} className="finder">
     <input
-      ref=${input}
+      autofocus
       type="search"
       role="combobox"
       aria-expanded="true"

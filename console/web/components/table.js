@@ -96,7 +96,7 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
       const table = new TabulatorFull(place.current, {
         data: (state.rows ?? []).map((row) => ({ ...row })),
         index: rowKey,
-        columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column, minWidth: Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 34) })),
+        columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column, minWidth: Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 40) })),
         layout: "fitColumns",
         responsiveLayout: "hide",
         maxHeight,

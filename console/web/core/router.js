@@ -31,11 +31,16 @@ export function go(path, query) {
   location.hash = link(path, query);
 }
 
+/** Takes the place of the current route, without an entry in the history. */
+export function replace(path, query) {
+  history.replaceState(null, "", link(path, query));
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
 /** Changes the query of the current route without an entry in the history. */
 export function replaceQuery(changes) {
   const { path, query } = parse(location.hash);
-  history.replaceState(null, "", link(path, { ...query, ...changes }));
-  dispatchEvent(new HashChangeEvent("hashchange"));
+  replace(path, { ...query, ...changes });
 }
 
 /** The current route, as state of a component. */

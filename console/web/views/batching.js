@@ -4,7 +4,7 @@ import { get } from "../core/api.js";
 import { grouped, number, percent } from "../core/format.js";
 import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../core/html.js";
 import { usePoll, useTick } from "../core/polling.js";
-import { go, link } from "../core/router.js";
+import { go, link, parse, replace } from "../core/router.js";
 import { Figure, Waiting } from "../components/controls.js";
 import { Chart, useColours } from "../components/chart.js";
 import { batchOption, instanceOption, sizeOption } from "../batching/pictures.js";
@@ -23,7 +23,8 @@ export function Batching({ route }) {
   const model = route.path[1] ?? "";
   useEffect(() => {
     const busiest = [...(index.data?.models ?? [])].filter((one) => one.loaded).sort((a, b) => (b.requests_per_s ?? 0) - (a.requests_per_s ?? 0))[0];
-    if (!model && busiest) go(["batching", busiest.id]);
+    // Unless the user has gone elsewhere meanwhile.
+    if (!model && busiest && parse(location.hash).path.join() === "batching") replace(["batching", busiest.id]);
   }, [model, index.data]);
   return html`
     <header class="view-head">
@@ -67,7 +68,8 @@ function Picture({ model }) {
       const known = new Map(state.batches.map((batch) => [batch.seq, batch]));
       for (const batch of answer.batches) known.set(batch.seq, batch);
       state.batches = [...known.values()].slice(-KEPT);
-      if (state.after === state.next) state.dropped += answer.dropped;
+      // The first answer counts those of earlier times too.
+      if (state.next && state.after === state.next) state.dropped += answer.dropped;
       state.next = answer.next;
       // Batches that still ran are asked for again: their times are reported when they end.
       const running = state.batches.find((batch) => batch.busy_us === null && batch.at_ms > (state.batches.at(-1)?.at_ms ?? 0) - RUNNING_MS);

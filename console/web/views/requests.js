@@ -93,7 +93,7 @@ function Recent({ model, chosen }) {
       { title: "At", field: "at_ms", formatter: cells.text(clock, "number"), minWidth: 84 },
       { title: "Id", field: "id", formatter: cells.text((id, row) => id || row.key, "mono"), widthGrow: 3, minWidth: 120 },
       { title: "Model", field: "model", widthGrow: 2, minWidth: 90 },
-      numeric("Version", "version", String, { responsive: 3 }),
+      numeric("Version", "version", (version) => version || "", { responsive: 3 }),
       { title: "Over", field: "protocol", responsive: 2 },
       numeric("Took", "duration_ms", milliseconds),
       { title: "Status", field: "status", formatter: cells.state((status) => (isGood(status) ? "good" : "bad"), (status) => (isGood(status) ? "ok" : String(status))), responsive: 1 },

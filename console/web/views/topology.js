@@ -70,7 +70,7 @@ function Names({ names }) {
 function Processes({ roles, chosen, onOpen }) {
   const columns = useMemo(
     () => [
-      { title: "Process", field: "id", formatter: cells.text(shortId, "mono"), widthGrow: 2, minWidth: 130 },
+      { title: "Process", field: "id", formatter: cells.text(shortId, "mono"), widthGrow: 3, minWidth: 130 },
       { title: "Role", field: "role", minWidth: 90 },
       { title: "State", field: "state", formatter: cells.state((state) => TONES[state]), minWidth: 90 },
       { title: "Host", field: "host_name", formatter: cells.text((name, row) => name || row.host), responsive: 2 },
