@@ -28,6 +28,7 @@ from console.api.app import make_app
 from console.api.context import ConsoleContext
 from console.collection.view import ClusterView
 from console.settings import DEFAULT_PORT, ConsoleSettings
+from runtime.limits.process_limits import find_limits, log_limits
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
 from schemas.core.errors import WeirError
@@ -46,6 +47,7 @@ def run(settings: ConsoleSettings) -> int:
     """Runs a console until it is stopped; returns the exit status."""
     configure_logging("console", LogSettings.of(settings))
     watch_parent()
+    log_limits(logger, find_limits())
     return run_role(functools.partial(_serve, settings))
 
 

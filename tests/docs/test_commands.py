@@ -86,7 +86,7 @@ def test_make_serve_listens_where_the_pages_ask() -> None:
     """The tests draw ports, so that this is not seen by running the commands."""
     serve = options_of("serve")
     ports = {name: str(serve[f"{name.lower()}_port"].default) for name in DOCUMENTED_PORTS}
-    given = dict(option.removeprefix("--").split("=") for option in serve_options(DEMO_FOLDER))
+    given = {name: value for name, _, value in (option[2:].partition("=") for option in serve_options(DEMO_FOLDER))}
     ports |= {name: given[key] for name in ports if (key := f"{name.lower()}-port") in given}
     assert ports == DOCUMENTED_PORTS
     asked = {port for _, command in commands() for port in re.findall(r"localhost:(\d+)", command)}

@@ -97,9 +97,7 @@ def test_4_a_picture_is_read(demo: Served, console: Any) -> None:
 
 def test_5_batches_form_under_load(demo: Served, console: Any) -> None:
     (command,) = (line for page, line in commands() if page == TOUR and line.startswith(".venv/bin/weir perf "))
-    load = subprocess.Popen(
-        in_venv(command), cwd=demo.folder, env=environment(), stdout=subprocess.PIPE, text=True
-    )
+    load = subprocess.Popen(in_venv(command), cwd=demo.folder, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         open_view(console, "batching/magika")
         expect(console.locator(".explanation p").first).to_contain_text("Batches leave", timeout=LONG_MS)
