@@ -43,7 +43,7 @@ class BatchFeed:
 
     @contained()
     def sent(self, model: str, batch: Batch, now_us: int) -> None:
-        """Reports a batch of `model` that was sent at `now_us`, by the policy's clock, as far as somebody observes it."""
+        """Reports a batch of `model` that was sent at `now_us`, by the policy's clock, to its observers."""
         observers = self._observed.leases.observers_of_batch(model, time.monotonic())
         if not observers:
             return

@@ -198,7 +198,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def cut_name(text: str, width: int) -> str:
-    """`text` cut to `width`: the end of a name tells more of it than its middle, so that goes."""
+    """`text` cut to `width`: its middle goes, because the end of a name often differs."""
     if len(text) <= width:
         return text
     tail = (width - 1) // 3

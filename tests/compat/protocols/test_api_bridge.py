@@ -154,7 +154,7 @@ async def test_garbage_is_answered_with_400_and_a_reserved_reply_subject_is_not(
     await client.close()
 
 
-async def test_many_at_once_are_answered_or_told_to_come_again(api: GatewayApi) -> None:
+async def test_many_at_once_are_answered_or_rejected_for_now(api: GatewayApi) -> None:
     responses = await asyncio.gather(*(api.request("GET", "/v2/models/identity") for _ in range(3 * MAX_IN_FLIGHT)))
     statuses = {response.status for response in responses}
     assert statuses <= {200, 503}

@@ -182,7 +182,7 @@ async def test_nothing_is_reported_without_a_lease(server: Server, bus: Bus, mon
     await bus.flush()
     await asked(server, "plain", 2, "observed")
     await eventually(lambda: observation.trace("observed") is not None)
-    await eventually(lambda: not observation._watched)  # the lease was ended, because nobody asked for it again
+    await eventually(lambda: not observation._watched)  # the lease was ended, because it was not asked for again
     await bus.flush()
     await asked(server, "plain", 3, "later")
     await bus.flush()
