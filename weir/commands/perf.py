@@ -50,8 +50,8 @@ def perf(  # noqa: PLR0913 - options of a command
         typer.Option(
             metavar="HOST:PORT",
             help="The server's address for HTTP, or with --protocol grpc for gRPC; https:// and grpcs:// before it "
-            "encrypt. With --protocol nats the model is looked up there over HTTP. Default: for HTTP the variable WEIR_URL, "
-            "else that of the weir serve on this machine, else localhost:8000 or :8001.",
+            "encrypt. With --protocol nats the model is looked up there over HTTP. Default: for HTTP the variable "
+            "WEIR_URL, else that of the weir serve on this machine, else localhost:8000 or :8001.",
         ),
     ] = "",
     header: Annotated[

@@ -102,7 +102,7 @@ def run(options: PerfOptions) -> int:
 def _print(report: PerfReport, is_local: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
-        console = Console(highlight=False, soft_wrap=True, width=max(_MIN_WIDTH, console.width))
+        console.width = max(_MIN_WIDTH, console.width)
     print_report(report, console, is_local)
     text = terminal_plot(report, console.width)
     if text:
