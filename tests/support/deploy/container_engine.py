@@ -37,6 +37,9 @@ _PROGRAMS = ("dockerd", "containerd", "runc", "iptables", "ip", "unshare")
 _CLONE_NEWNET = 0x40000000  # linux/sched.h; Python 3.11 has no name for it
 _ENGINE_START_S = 60.0
 
+_KEY = Path("/etc/docker/key.json")
+"""Written by dockerd wherever it starts, whatever its options."""
+
 
 class EngineError(Exception):
     """The engine does not start, rejected a request, or a build failed."""
@@ -183,7 +186,7 @@ class Engines:
             command = [*namespaces, "--pid", "--fork", "--kill-child", "--mount-proc", "--", "sh", "-ec", _START, "sh"]
             command += [f"--data-root={self.folder / 'data'}", f"--exec-root={folder}/run", f"--pidfile={folder}/pid"]
             command += [f"--host=unix://{socket}", f"--cgroup-parent=/{group}", "--oom-score-adjust=0", *options]
-            had_key = Path("/etc/docker").exists()
+            had_key = _KEY.exists()
             with log.open("wb") as output:
                 process = subprocess.Popen(
                     command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, preexec_fn=dies_with_parent()
@@ -201,7 +204,7 @@ class Engines:
                 _end(process)
                 _remove_groups(group)
                 if not had_key:
-                    shutil.rmtree("/etc/docker", ignore_errors=True)
+                    _KEY.unlink(missing_ok=True)
 
 
 _START = """
