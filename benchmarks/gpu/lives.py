@@ -36,7 +36,7 @@ def device_error(plan: Plan) -> Section:
     section = Section(
         "device_error",
         "A device error",
-        "A kernel reads outside of its memory, after which CUDA does nothing more in that process. The request "
+        "A kernel writes outside of its memory, after which CUDA does nothing more in that process. The request "
         "runs again in the "
         "worker that is started in its place. (On a CPU the process is killed.)",
         ("round", "answer", "usual ms", "with the error ms"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +84,27 @@ def test_overlap_is_the_time_in_which_both_run() -> None:
     drawn = picture([*kernels, *copies])
     assert drawn.count("<rect") == 1 + 2 + 1 + 1
     assert drawn.rstrip().endswith("</svg>")
+
+
+def test_the_files_of_the_gpu_tests_are_found() -> None:
+    found = check.gpu_tests()
+    assert found[:3] == ["-m", "gpu", "-rs"]
+    assert "tests/unit/worker/cuda/test_device_instance_gpu.py" in found
+    assert "tests/unit/worker/devices/test_gpus.py" in found
+    assert all((check.ROOT / path).is_file() for path in found[3:])
+
+
+def test_archives_are_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "module.py").write_text("word = 1\n")
+    with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as archive:
+        archive.add(tmp_path / "module.py", "module.py")
+    monkeypatch.setattr(check, "ARCHIVES", [tmp_path / "a.tar.xz"])
+    site = tmp_path / "site"
+    site.mkdir()
+    check.unpack(site)
+    (site / "module.py").write_text("word = 2\n")
+    check.unpack(site)
+    assert (site / "module.py").read_text() == "word = 2\n"
 
 
 @pytest.mark.slow

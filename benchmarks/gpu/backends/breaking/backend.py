@@ -1,6 +1,6 @@
 """Doubles its input with torch. Where the file `break` lies in the model's folder, the next run removes it and breaks.
 
-On a GPU a kernel reads outside of its tensor, after which CUDA does nothing more in the process. On a CPU the process ends.
+On a GPU a kernel writes outside of all memory, after which CUDA does nothing more in its process. On a CPU that ends.
 """
 
 import os
@@ -10,6 +10,35 @@ from contextlib import suppress
 from typing import Any
 
 from weir.backend import Device, InstanceBackend, ModelVersion
+
+KERNEL = b"""
+.version 6.3
+.target sm_75
+.address_size 64
+.visible .entry breaks()
+{
+    .reg .b64 %address;
+    .reg .b32 %value;
+    mov.u64 %address, 16;
+    mov.u32 %value, 1;
+    st.global.u32 [%address], %value;
+    ret;
+}
+\0"""
+"""Writes to address 16, which no allocation has."""
+
+
+def launch_breaking_kernel(stream: int) -> None:
+    """Enqueues the kernel on a stream of the current GPU. Raises RuntimeError if CUDA rejects it."""
+    from cuda.bindings import driver
+
+    status, module = driver.cuModuleLoadData(KERNEL)
+    if not int(status):
+        status, kernel = driver.cuModuleGetFunction(module, b"breaks")
+    if not int(status):
+        (status,) = driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0)
+    if int(status):
+        raise RuntimeError(f"the kernel can't be launched: {status}")
 
 
 class Backend(InstanceBackend):
@@ -32,9 +61,7 @@ class Backend(InstanceBackend):
         with torch.cuda.stream(torch.cuda.ExternalStream(self.device.stream, device=self.place)):
             given = torch.as_tensor(inputs["INPUT"], device=self.place)
             if self.breaks():
-                # Outside of the tensor's three numbers, and of every allocation.
-                far = torch.full((1,), 1 << 40, device=self.place)
-                torch.gather(torch.zeros(3, device=self.place), 0, far)
+                launch_breaking_kernel(self.device.stream)
             return {"OUTPUT": given * 2}
 
     def breaks(self) -> bool:
