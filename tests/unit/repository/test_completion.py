@@ -231,3 +231,8 @@ def test_completed_fields_are_those_that_the_author_left_out_or_wrote_in_part() 
     )
     assert completed_fields(written, served) == ["platform", "default_model_filename"]
     assert completed_fields(served, served) == []
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, 4), (2, 2), (64, 4)])
+def test_a_completed_batch_is_one_that_the_model_takes(limit: int | None, expected: int) -> None:
+    assert complete(config(), DescribedModel([X], [Y], largest_batch=limit)).max_batch_size == expected
