@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -107,7 +107,7 @@ def test_the_web_files_are_there(idle: Container) -> None:
         assert int(output(idle, "stat", "-c", "%s", f"{root}/{name}")) > 1000
 
 
-def test_libraries_load_without_their_debugging_information(idle: Container, report: Callable[[str], None]) -> None:
+def test_libraries_load_without_their_debugging_information(idle: Container) -> None:
     names = "numpy, onnxruntime, ml_dtypes, uvloop, rapidjson, grpc, orjson, msgpack, obstore, nacl.signing, pydantic"
     code = (
         f"import {names}; import numpy as n; print(n.linalg.inv(n.eye(3)).sum(), onnxruntime.get_available_providers())"
