@@ -18,7 +18,7 @@ ITEMS = 1000
 _FILES = (
     "SELECT name, price FROM products WHERE price > {} ORDER BY name;\n",
     "def area(width, height={}):\n    return width * height\n\n\nprint(area(2))\n",
-    "#!/bin/sh\nset -e\nfor file in *.log; do\n  gzip -{} \"$file\"\ndone\n",
+    '#!/bin/sh\nset -e\nfor file in *.log; do\n  gzip -{} "$file"\ndone\n',
     "<!doctype html>\n<html><head><title>{}</title></head><body><p>A weir</p></body></html>\n",
     "# A weir\n\nA *weir* is a low dam, number {}.\n\n- It turns uneven flow\n- into a steady one.\n",
     '{{"name": "weir", "number": {}, "steady": true, "gates": [1, 2, 3]}}\n',

@@ -97,6 +97,24 @@ def test_names_are_filtered_and_deep_links_open(console: Any, large: PageServer)
     expect(console.get_by_text("12 inferences in 6 executions")).to_be_visible()
 
 
+def test_a_part_of_the_time_is_looked_at_by_dragging(console: Any) -> None:
+    # Charts are drawn in tasks of their own: drag when the cursor says that one is ready.
+    box = console.locator(".line-chart .chart").nth(1).bounding_box()
+    follow = console.get_by_role("button", name="Follow again")
+    for _ in range(20):
+        console.mouse.move(box["x"] + 150, box["y"] + 60)
+        console.mouse.down()
+        console.mouse.move(box["x"] + 220, box["y"] + 70, steps=4)
+        console.mouse.up()
+        if follow.is_visible():
+            break
+        console.wait_for_timeout(100)
+    expect(follow).to_be_visible()
+    expect(console.get_by_role("button", name="5 min")).to_have_attribute("aria-pressed", "false")
+    follow.click()
+    expect(console.get_by_role("button", name="5 min")).to_have_attribute("aria-pressed", "true")
+
+
 def test_a_lost_server_is_shown_and_retried(console: Any, page_problems: list[str]) -> None:
     console.route("**/api/**", lambda route: route.abort("connectionrefused"))
     expect(console.get_by_role("alert")).to_contain_text("The console's server has not replied since")
@@ -258,7 +276,8 @@ def test_pictures_become_tensors(console: Any) -> None:
         const layout = pictureLayout(dims);
         const drawn = await drawnPicture(file, layout.height, layout.width);
         const { shape, data } = pixels(drawn, layout, datatype, scale);
-        return { shape, first: Array.from(data.slice(0, 3)), last: Array.from(data.slice(-3)), kind: data.constructor.name };
+        const [first, last] = [Array.from(data.slice(0, 3)), Array.from(data.slice(-3))];
+        return { shape, first, last, kind: data.constructor.name };
     }"""
     resized = console.evaluate(read, [[3, 8, 16], "FP32", "0–1"])
     assert resized["shape"] == [3, 8, 16]

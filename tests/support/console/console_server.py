@@ -45,7 +45,7 @@ class ConsoleServer(Server):
 
     def api(self, method: str, path: str, body: bytes | None = None) -> Any:
         """The JSON at a path of the gateway's HTTP API. Raises urllib.error.HTTPError."""
-        request = urllib.request.Request(f"http://{self.http_place}{path}", body, method=method)  # noqa: S310
+        request = urllib.request.Request(f"http://{self.http_place}{path}", body, method=method)
         with urllib.request.urlopen(request, timeout=15) as answer:
             content = answer.read()
         return json.loads(content) if content else None
