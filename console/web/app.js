@@ -2,7 +2,7 @@
 
 import { get, useConnection } from "./core/api.js";
 import { clock, count } from "./core/format.js";
-import { html, render, useEffect, useErrorBoundary, useState } from "./core/html.js";
+import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./core/html.js";
 import { useKeys } from "./core/keys.js";
 import { usePoll } from "./core/polling.js";
 import { link, useRoute } from "./core/router.js";
@@ -74,9 +74,12 @@ function Navigation({ current, status, session, onHelp, onFind }) {
   const problems = status?.problems?.filter((problem) => problem.level === "warning").length ?? 0;
   const dead = status?.dead?.reduce((total, row) => total + row.letters, 0) ?? 0;
   const badges = { topology: problems, dead };
+  const list = useRef(null);
+  // On narrow screens the views are in a row that scrolls.
+  useEffect(() => list.current.querySelector('[aria-current="page"]')?.scrollIntoView({ block: "nearest", inline: "center" }), [current]);
   return html`<nav aria-label="Views">
     <a class="brand" href=${link(["overview"])}><img src="/web/weir.svg" alt="" width="26" height="26" /><b>Weir</b></a>
-    <ul>
+    <ul ref=${list}>
       ${VIEWS.map(
         (view) => html`<li key=${view.id}>
           <a href=${link([view.id])} aria-current=${view.id === current ? "page" : null} title="${view.name} (g ${view.key})">

@@ -31,11 +31,12 @@ export function Models({ route }) {
     if (!text && kind === "all") return null;
     return (row) => FILTERS[kind](row) && row.name.toLowerCase().includes(text);
   }, [search, kind]);
+  const hasReasons = rows.some((row) => row.reason);
   const columns = useMemo(
     () => [
       { title: "Model", field: "name", formatter: cells.link((row) => link(["models", row.id]), (name, row) => (row.namespace ? `${name} (${row.namespace})` : name)), widthGrow: 3, minWidth: 130 },
       { title: "State", field: "state", formatter: cells.state(toneOf, (state) => (state || "not loaded").toLowerCase()), minWidth: 112 },
-      { title: "Versions", field: "ready", responsive: 2 },
+      { title: "Versions", field: "ready", responsive: 7 },
       numeric("Requests/s", "requests_per_s", decimal),
       numeric("Failures/s", "failures_per_s", decimal, { responsive: 3 }),
       numeric("Median", "p50_ms", milliseconds, { responsive: 3 }),
@@ -43,10 +44,10 @@ export function Models({ route }) {
       numeric("Waiting", "queue_depth", number, { responsive: 3 }),
       numeric("Batch", "batch_size", decimal, { responsive: 4 }),
       { title: "Busy", field: "utilization", formatter: cells.share(percent), sorter: "number", responsive: 4 },
-      numeric("Workers", "workers", number, { responsive: 5 }),
-      { title: "Reason", field: "reason", widthGrow: 2, responsive: 6, tooltip: false },
+      numeric("Workers", "workers", number, { responsive: 8 }),
+      ...(hasReasons ? [{ title: "Reason", field: "reason", widthGrow: 3, minWidth: 130, responsive: 2 }] : []),
     ],
-    [],
+    [hasReasons],
   );
   if (!data) return html`<h1>Models</h1><${Waiting} error=${error} what="the models" />`;
   const ready = rows.filter((row) => row.state === "READY").length;
@@ -59,7 +60,7 @@ export function Models({ route }) {
         <${Choices} label="Which" choices=${[["all", "All"], ["ready", "Ready"], ["failing", "Failing"], ["unloaded", "Not loaded"]]} current=${kind} onChoose=${(show) => replaceQuery({ show: show === "all" ? "" : show })} />
       </div>
     </header>
-    <${Table} label="Models" columns=${columns} rows=${rows} rowKey="id" sort=${[{ column: "name", dir: "asc" }]} filter=${filter} onOpen=${(row) => go(["models", row.id])} maxHeight="calc(100vh - 116px)" empty="No model fits" />
+    <${Table} key=${hasReasons} label="Models" columns=${columns} rows=${rows} rowKey="id" sort=${[{ column: "name", dir: "asc" }]} filter=${filter} onOpen=${(row) => go(["models", row.id])} maxHeight="calc(100vh - 116px)" empty="No model fits" />
   `;
 }
 
