@@ -89,10 +89,14 @@ def trace(model: BackendRun, rows: Any, on_gpu: bool) -> list[Span]:
     for event in profiler.events():
         if on_gpu and event.device_type != torch.autograd.DeviceType.CUDA:
             continue
-        name = event.name.lower()
-        row = "copy in" if "htod" in name else "copy out" if "dtoh" in name else "compute"
-        spans.append(Span(row, event.time_range.start, event.time_range.end))
+        spans.append(Span(row_of(event.name), event.time_range.start, event.time_range.end))
     return sorted(spans, key=lambda span: span.start_us)
+
+
+def row_of(name: str) -> str:
+    """The row of an event of CUPTI: "Memcpy HtoD (Pinned -> Device)" is a copy in, and every kernel is compute."""
+    lower = name.lower()
+    return "copy in" if "memcpy htod" in lower else "copy out" if "memcpy dtoh" in lower else "compute"
 
 
 def _merged(spans: Sequence[Span]) -> list[tuple[float, float]]:

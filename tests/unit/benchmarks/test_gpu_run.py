@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import check
-from benchmarks.gpu.overlap import Span, _common, _length, picture
+from benchmarks.gpu.overlap import Span, _common, _length, picture, row_of
 from benchmarks.gpu.plan import Plan, rehearsal
 from benchmarks.gpu.report import Results, Section
 
@@ -74,6 +74,19 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     page = (tmp_path / "out" / "gpu.md").read_text()
     assert "## About one" in page
     assert "Not measured in this run: broken." in page
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "copy in"),
+        ("Memcpy DtoH (Device -> Pageable)", "copy out"),
+        ("Memcpy DtoD (Device -> Device)", "compute"),
+        ("sm90_xmma_fprop_implicit_gemm_f32f32", "compute"),
+    ],
+)
+def test_events_of_a_trace_are_classified(name: str, row: str) -> None:
+    assert row_of(name) == row
 
 
 def test_overlap_is_the_time_in_which_both_run() -> None:

@@ -1,6 +1,7 @@
 """Doubles its input with torch. Where the file `break` lies in the model's folder, the next run removes it and breaks.
 
-On a GPU a kernel writes outside of all memory, after which CUDA does nothing more in its process. On a CPU that ends.
+On a GPU a kernel writes outside of all memory, after which CUDA does nothing more in its process. On a CPU the process is
+killed.
 """
 
 import os
