@@ -17,6 +17,8 @@ from bus.payloads.client_regions import RegionError
 from schemas.core.errors import WeirError
 from schemas.core.requests import InferRequest, RequestedOutput
 from schemas.core.tensors import CudaRegionRef, Tensor
+from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from schemas.wire.request_body import pack_body
 from tests.support.fakes.cuda_device import (
     GPU,
     OUT,
@@ -28,12 +30,14 @@ from tests.support.fakes.cuda_device import (
     fake_cuda_runtime,
     numbers,
 )
+from tests.unit.worker.execution.test_instance import Served
 from worker.backend_api.interface import DeviceLost, Execution, Result
 from worker.backends.custom import CheckedInstance
 from worker.cuda.device_instance import DeviceInstance
 from worker.cuda.ipc_memory import IpcAllocation, pinned_array
 from worker.devices.cuda_shared_memory import CudaRegions, MappedRegion
 from worker.execution.invocation import ModelInvoker
+from worker.execution.running_batch import RunningBatch
 from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 
 GATEWAY = new_id("gateway")
@@ -309,3 +313,27 @@ def test_a_mapped_region_is_what_was_asked_for(cuda: Any) -> None:
     mapped = regions().map(CudaRegionRef(given, 0, 4, 8))
     assert isinstance(mapped, MappedRegion)
     assert (len(mapped), mapped.read()) == (8, bytes(range(4, 12)))
+
+
+def test_a_whole_batch_of_an_instance_stays_on_the_gpu_and_ends_its_use_of_the_regions(cuda: Any) -> None:
+    given, taken = (cuda.DEVICE.share(np.arange(4, dtype=np.float32).tobytes()) for _ in range(2))
+    opened = regions()
+    served = Served(
+        lambda device: DeviceInstance(doubling(cuda), device, config(), OUT),
+        shared={"shared_memory": SharedMemoryAccess(True, opened)},
+    )
+    requests = [reading(CudaRegionRef(given, 0, 4 * at, 4), 1, CudaRegionRef(taken, 0, 8 * at, 8)) for at in range(2)]
+    entries = [BatchEntry(GATEWAY, at, 5, pack_body(request), 0) for at, request in enumerate(requests)]
+    served.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, ["ack"])))
+    update = served.published.get(timeout=10)
+    assert update.completion is not None
+    assert update.completion.outcome == BatchOutcome.ANSWERED
+    rows = [row for _, message in update.responses for row in unpack_responses(message)[1]]
+    assert [row.error for row in rows] == [None, None]
+    assert [bytes(row.outputs[0].data) for row in rows if row.outputs] == [b"", b""]  # type: ignore[arg-type]
+    assert floats(cuda, taken) == [1, 1, 3, 3]
+    assert ran(cuda) == ["copy within"] * 4
+    for handle in (given, taken):
+        opened.close(handle, 0)
+    assert not cuda.DEVICE.mappings, "the instance is idle, and uses no region"
+    served.instance.stop()
