@@ -103,6 +103,9 @@ PRESENT = [
 ]
 """What such a machine has of the packages that Weir and its tests need."""
 
+WITHOUT_WHEELS = {"nkeys"}
+"""Of those that are carried: published as a source alone, in pure Python, which any version runs."""
+
 ONNXRUNTIME = "onnxruntime-gpu==1.31.1"
 _KEPT = re.compile(
     r"onnxruntime/(__init__\.py|LICENSE|ThirdPartyNotices\.txt|capi/([^/]*\.py|onnxruntime_pybind11_state[^/]*\.so|"
@@ -123,17 +126,12 @@ def install(folder: Path, python: str, packages: list[str]) -> None:
     platforms = [word for glibc in ("28", "27", "24", "17") for word in ("--platform", f"manylinux_2_{glibc}_x86_64")]
     old = ["--platform", "manylinux2014_x86_64", "--platform", "manylinux1_x86_64"]
     only = ["--only-binary=:all:", "--implementation", "cp", "--python-version", python, *platforms, *old]
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--no-compile",
-    ]
-    subprocess.run([*pip, *only, "--target", str(folder), *packages], check=True)
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-compile", "--target", str(folder)]
+    pip = [sys.executable, "-m", "pip", "install", *quiet]
+    sources = [package for package in packages if package.partition("==")[0] in WITHOUT_WHEELS]
+    subprocess.run([*pip, *only, *(package for package in packages if package not in sources)], check=True)
+    for package in sources:
+        subprocess.run([*pip, package], check=True)
 
 
 def blank_other_gpus(library: Path, architecture: int) -> int:
