@@ -99,8 +99,12 @@ def test_overlap_is_the_time_in_which_both_run() -> None:
     assert drawn.rstrip().endswith("</svg>")
 
 
-def test_the_files_of_the_gpu_tests_are_found() -> None:
-    found = check.gpu_tests()
+def test_the_files_of_the_gpu_tests_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    flows = "tests/compat/examples/test_region_flows.py"
+    for archives in ([Path("server.tar.xz")], []):
+        monkeypatch.setattr(check, "ARCHIVES", archives)
+        found = check.gpu_tests()
+        assert (flows in found) == (not archives)
     assert found[:3] == ["-m", "gpu", "-rs"]
     assert "tests/unit/worker/cuda/test_device_instance_gpu.py" in found
     assert "tests/unit/worker/devices/test_gpus.py" in found
