@@ -21,6 +21,7 @@ def test_there_is_a_section_for_each_addition() -> None:
         "A route",
         "A metric",
         "An option",
+        "A message on the bus",
     ]
 
 

@@ -108,7 +108,7 @@ class Calculator:
         self.cancelled: list[InferRequest] = []
         self.held: list[Callable[[], None]] = []
 
-    def submit(self, request: InferRequest, on_response: OnResponse, is_traced: bool | None = None) -> InferRequest:
+    def submit(self, request: InferRequest, on_response: OnResponse, sampling: int | None = None) -> InferRequest:
         if request.model_name == "failing" and not isinstance(self.failure, WeirError):
             raise self.failure
         MODELS[request.model_name].normalizer.normalize(request)
