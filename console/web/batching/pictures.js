@@ -53,7 +53,7 @@ export function batchOption(batches, settings, slots, palette) {
         yAxisIndex: 0,
         data: shown.map((batch, place) => [offset + place, batch.rows + batch.padding]),
         renderItem: (parameters, api) => stack(shown[parameters.dataIndex], api, colourOf, palette),
-        markLine: mark(most, `max_batch_size ${most}`, "insideEndTop"),
+        markLine: mark(most, `max_batch_size ${most}`, "insideStartTop"),
       },
       {
         id: "waits",
@@ -62,7 +62,7 @@ export function batchOption(batches, settings, slots, palette) {
         yAxisIndex: 1,
         data: shown.map((batch, place) => [offset + place, batch.held_us]),
         renderItem: (parameters, api) => hanging(shown[parameters.dataIndex], api, colourOf, palette),
-        ...(delayUs > 0 ? { markLine: mark(delayUs, `max_queue_delay ${duration(delayUs)}`, "insideEndBottom") } : { markLine: { data: [] } }),
+        ...(delayUs > 0 ? { markLine: mark(delayUs, `max_queue_delay ${duration(delayUs)}`, "insideStartBottom") } : { markLine: { data: [] } }),
       },
     ],
   };

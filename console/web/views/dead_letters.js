@@ -80,7 +80,7 @@ function Letter({ seq, session, done }) {
   const { data, error } = usePoll(`/api/dead/${segment(seq)}`, 30_000);
   if (!data) return html`<section class="panel wide"><${Waiting} error=${error} what="the dead letter" /></section>`;
   const path = `/api/dead/${segment(seq)}`;
-  const headers = Object.entries(data.headers ?? {});
+  const { headers } = data;
   return html`<section class="panel wide" aria-label="Dead letter ${seq}">
     <header><h2>Dead letter ${seq}</h2><button type="button" class="plain" aria-label="Close" onClick=${() => go(["dead"])}>×</button></header>
     <p class="failure">${data.reason}</p>

@@ -11,7 +11,7 @@ import pytest
 from tests.support.clients.browser import HEIGHT
 from tests.support.console.large_cluster import HOSTILE, HOSTILE_HOST, HOSTILE_REASON
 from tests.support.console.page_server import PageServer
-from tests.support.console.views import VIEWS, open_view, picture
+from tests.support.console.views import VIEWS, open_view
 from tests.support.waiting import wait_until
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -214,9 +214,6 @@ def test_narrow_screens_need_no_sideways_scrolling(console: Any) -> None:
         if width > NARROW:
             too_wide[name] = width
     assert too_wide == {}
-    open_view(console, "overview")
-    console.wait_for_timeout(500)
-    picture(console, "console-narrow")
 
 
 def test_actions_send_what_they_say(console: Any, large: PageServer) -> None:

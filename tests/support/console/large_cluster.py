@@ -390,7 +390,7 @@ class LargeCluster:
         return {
             **row,
             "history": history,
-            "headers": {"Weir-Id": HOSTILE},
+            "headers": [["Weir-Id", HOSTILE]],
             "preview": {"text": HOSTILE},
             "is_complete": True,
         }
