@@ -15,6 +15,7 @@ from console.api.acting import guarded
 from console.api.context import ConsoleContext
 from console.api.responses import error_response, json_response, read_integer
 from schemas.core.errors import ErrorCode, WeirError
+from schemas.core.names import model_identity
 
 MAX_LETTERS = 500
 """The most letters that a list has, and that one request replays."""
@@ -54,11 +55,11 @@ class _DeadLetterRoutes:
         limit = read_integer(request.query_params.get("limit", "100"))
         if limit is None or not 0 < limit <= MAX_LETTERS:
             return error_response(400, f"limit must be a number from 1 to {MAX_LETTERS}")
-        letters = await self._dead.newest(limit, request.query_params.get("model", ""))
-        status = await self._view.status()
-        return json_response(
-            {"total": sum(model.letters for model in status.dead), "letters": [_row(letter) for letter in letters]}
-        )
+        model = request.query_params.get("model", "")
+        letters = await self._dead.newest(limit, model)
+        counted = (await self._view.status()).dead
+        total = sum(row.letters for row in counted if model in ("", model_identity(row.model, row.namespace)))
+        return json_response({"total": total, "letters": [_row(letter) for letter in letters]})
 
     async def shown(self, request: Request) -> Response:
         """One letter with its headers and the first part of its body."""
