@@ -159,6 +159,9 @@ def _with_broker_options(command: Callable[..., None], broker_of: Callable[[Brok
 
 
 DEFAULT_NATS_URL = "nats://localhost:4222"
+URL_VARIABLE = "WEIR_URL"
+"""The environment variable with the HTTP address of the gateway that commands use."""
+
 DEFAULT_HTTP = "localhost:8000"
 DEFAULT_GRPC = "localhost:8001"
 
@@ -166,7 +169,7 @@ HttpUrl = Annotated[
     str,
     typer.Option(
         "--url",
-        envvar="WEIR_URL",
+        envvar=URL_VARIABLE,
         metavar="HOST:PORT",
         help=f"The server's HTTP address. Default: that of the weir serve on this machine, else {DEFAULT_HTTP}.",
     ),

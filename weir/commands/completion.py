@@ -8,6 +8,7 @@ shell has no place for an error message.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ import typer
 from bus.nats.access import BrokerAccess
 from weir.errors import StartError
 from weir.options.option import UsageError
-from weir.running_server import DEFAULT_HTTP, BrokerTarget, access_to, only_local_server
+from weir.running_server import DEFAULT_HTTP, URL_VARIABLE, BrokerTarget, access_to, only_local_server
 
 TIMEOUT_S = 1.0
 """Longest wait for a server in seconds; a shell does nothing else meanwhile."""
@@ -47,8 +48,10 @@ def _model_names(parameters: Mapping[str, Any]) -> list[str]:
     """The models of the server that the command's parameters select; [] if it does not reply."""
     data_dir: Path | None = parameters.get("data_dir")
     try:
-        if data_dir is None and (url := parameters.get("url") or parameters.get("nats")):
-            is_broker = not parameters.get("url") or url.startswith(_BROKER_SCHEMES)  # `weir perf` has --url for both
+        # `weir perf` has --url for gateways and brokers, so it is not bound to the variable there.
+        gateway = parameters.get("url") or ("url" in parameters and os.environ.get(URL_VARIABLE))
+        if data_dir is None and (url := gateway or parameters.get("nats")):
+            is_broker = not gateway or url.startswith(_BROKER_SCHEMES)
             if not is_broker:
                 return _names_over_http(url)
             return _names_in_registry(BrokerTarget(url, access_to(url, BrokerAccess.of(parameters))))

@@ -40,6 +40,7 @@ from weir.errors import StartError
 from weir.running_server import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
+    URL_VARIABLE,
     BrokerChoice,
     none_found_hint,
     only_local_server,
@@ -174,7 +175,7 @@ class _Place(NamedTuple):
 def _place(options: PerfOptions) -> _Place:
     """The server that the options name, else the only one on this machine, else the default one. Raises StartError."""
     is_grpc, broker, hint = options.protocol == "grpc", options.broker, ""
-    url = options.url or ("" if is_grpc else os.environ.get("WEIR_URL", ""))
+    url = options.url or ("" if is_grpc else os.environ.get(URL_VARIABLE, ""))
     if not url or broker.data_dir is not None:
         default = DEFAULT_GRPC if is_grpc else DEFAULT_HTTP
         server = only_local_server(broker.data_dir, "--url HOST:PORT")
