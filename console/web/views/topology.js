@@ -110,7 +110,7 @@ function Queues({ queues }) {
     () => [
       { title: "Model", field: "model", formatter: cells.link((row) => link(["models", row.model])), widthGrow: 2, minWidth: 120 },
       numeric("Partition", "partition", grouped, { responsive: 4 }),
-      { title: "Owner", field: "owner", formatter: cells.state((owner, row) => (!owner ? "bad" : row.claims > 1 ? "warn" : "good"), (owner, row) => (!owner ? "nobody" : row.claims > 1 ? `${row.claims} claim it` : shortId(owner))), widthGrow: 2, minWidth: 120 },
+      { title: "Owner", field: "owner", formatter: cells.state((owner, row) => (!owner ? "bad" : row.claims > 1 ? "warn" : "good"), (owner, row) => (!owner ? "no scheduler" : row.claims > 1 ? `${row.claims} claim it` : shortId(owner))), widthGrow: 2, minWidth: 120 },
       numeric("Live", "live", grouped),
       numeric("Event", "event", grouped, { responsive: 3 }),
       numeric("Batch", "batch", grouped, { responsive: 3 }),
