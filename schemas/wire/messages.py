@@ -267,10 +267,13 @@ def unpack_completions(
 ResponseRun = tuple[str, int]
 """One run of a decoupled model: its id, and how many responses it sent before."""
 
+_NO_RUN: ResponseRun = ("", 0)
+
 Timestamps = dict[str, int | Annotated[str, Meta(max_length=256)]]
 """When a traced request passed the stages of its way: unix nanoseconds by the names of Triton's trace timestamps.
 
-With them come the numbers `BATCH_ID`, `BATCH_SIZE` and `INSTANCE` and the names `SCHEDULER` and `WORKER` of its batch.
+With them come the numbers `BATCH_ID`, `BATCH_SIZE` and `INSTANCE` and the names `SCHEDULER` and `WORKER` of its batch. In
+a message the names stand in a place of their own: earlier releases drop responses with timestamps that are no numbers.
 """
 
 
@@ -312,6 +315,8 @@ class _ResponseRow(msgspec.Struct, array_like=True):
     timestamps: Timestamps | None = None
     run: str = ""
     number: int = 0
+    names: Annotated[dict[str, Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
+    """Those of `Timestamps` that are names."""
 
 
 class _Responses(Message, frozen=True):
@@ -367,6 +372,12 @@ def pack_error(
 def _with_ending(
     row: tuple[Any, ...], is_final: bool, timestamps: Timestamps | None, run: ResponseRun | None
 ) -> tuple[Any, ...]:
+    names = None
+    if timestamps is not None:
+        names = {name: value for name, value in timestamps.items() if isinstance(value, str)}
+        timestamps = {name: value for name, value in timestamps.items() if name not in names}
+    if names:
+        return (*row, is_final, timestamps, *(run or _NO_RUN), names)
     if run is not None:
         return (*row, is_final, timestamps, *run)
     return row if is_final and timestamps is None else (*row, is_final, timestamps)
@@ -418,7 +429,7 @@ def _response(row: _ResponseRow) -> ResponseEnvelope:
         detail,
         error,
         row.is_final,
-        row.timestamps,
+        {**(row.timestamps or {}), **row.names} if row.names else row.timestamps,
         row.run,
         row.number,
     )

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 
 from schemas.core.errors import ErrorCode, WeirError
 from schemas.core.tensors import Tensor
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage
+from schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
 from schemas.wire.messages import (
     MAX_REASON_LENGTH,
     CancelledRequests,
     LostAttempts,
+    ResponseRun,
     RunningCancellation,
+    Timestamps,
     pack_end,
     pack_error,
     pack_response,
@@ -50,6 +53,42 @@ def test_responses_and_their_end() -> None:
     assert answers[2].timestamps == {"QUEUE_START": 5}
     assert answers[3].outputs is None
     assert len(rows[-1]) == 3, "what is answered once carries nothing of this"
+
+
+class ResponseBefore(msgspec.Struct, array_like=True):
+    """A row of responses as releases decode it whose `Timestamps` were numbers only."""
+
+    key: int
+    outcome: object
+    detail: object
+    is_final: bool = True
+    timestamps: dict[str, int] | None = None
+    run: str = ""
+    number: int = 0
+
+
+TRACED: Timestamps = {"QUEUE_START": 5, "BATCH_ID": 6, "SCHEDULER": "scheduler-1", "WORKER": "worker-2"}
+
+
+@pytest.mark.parametrize("run", [None, ("s.1", 4)])
+def test_names_among_timestamps_are_no_matter_to_earlier_releases(run: ResponseRun | None) -> None:
+    error = WeirError(ErrorCode.NOT_FOUND, "gone")
+    rows = [
+        pack_response(7, [], None, True, TRACED, run),
+        pack_end(8, TRACED, run),
+        pack_error(9, error, True, TRACED, run),
+    ]
+    sent = pack_responses(3, rows)
+    assert [answer.timestamps for answer in unpack_responses(sent)[1]] == [TRACED] * 3
+    _, _, before = msgspec.msgpack.decode(sent, type=tuple[int, int, list[ResponseBefore]])
+    assert [row.timestamps for row in before] == [{"QUEUE_START": 5, "BATCH_ID": 6}] * 3
+    assert [(row.run, row.number) for row in before] == [run or ("", 0)] * 3
+
+
+def test_names_in_place_of_timestamps_are_understood() -> None:
+    """Workers of some days before the first release sent them there."""
+    sent = encode((1, 3, [(7, [], None, True, TRACED)]))
+    assert unpack_responses(sent)[1][0].timestamps == TRACED
 
 
 def test_cancelled_requests_survive_packing() -> None:
