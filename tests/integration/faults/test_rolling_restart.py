@@ -14,6 +14,7 @@ from runtime.child_processes import dies_with_parent
 from tests.support.clients.request_ledger import Ledger
 from tests.support.models.zoo import write_identity, write_slow
 from tests.support.servers.endpoints import Endpoints
+from tests.support.servers.free_ports import free_port
 from tests.support.servers.roles import Start
 from tests.support.servers.weir_server import clean_environment
 from tests.support.waiting import wait_until
@@ -52,13 +53,6 @@ class Unit:
         """As `systemctl stop`."""
         self.process.terminate()
         assert self.process.wait(30) == 0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.mark.slow

@@ -102,9 +102,9 @@ class Start:
         """A worker of the test's models, on another host than this where that is named."""
         return self("worker", f"--model-repository={self.folder / 'models'}", *options, host=host)
 
-    def gateway(self, *options: str) -> Endpoints:
-        """Where a new gateway listens."""
-        ports = self("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options).facts
+    def gateway(self, *options: str, host: str = "") -> Endpoints:
+        """Where a new gateway listens, on another host than this where that is named."""
+        ports = self("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options, host=host).facts
         return Endpoints(*(f"127.0.0.1:{ports[f'{name}_port']}" for name in ("http", "grpc", "metrics")))
 
     def logs(self) -> str:
