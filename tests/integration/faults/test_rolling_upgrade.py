@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.nats.embedded_server import EmbeddedNats
+from bus.naming.permissions import nats_conf
 from tests.support.clients.producers import int64_body, producer, value_of
 from tests.support.clients.request_ledger import Ledger
 from tests.support.clients.request_loop import Ask, RequestLoop
@@ -30,6 +30,7 @@ from tests.support.models.sequences import write_checkpointed
 from tests.support.models.zoo import write_identity
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.free_ports import free_port
+from tests.support.servers.nats import PermittedNats
 from tests.support.servers.versions import Installation, VersionedRole, this_version, version_before
 from tests.support.waiting import wait_until
 
@@ -59,15 +60,14 @@ class MixedCluster:
     """A cluster on two hosts, whose processes are replaced one by one, each by one of a given version.
 
     Processes with the same position in their role are on the same host: they use links and shared memory, the others
-    nats-server and TCP.
+    nats-server and TCP. The broker has the users of this version, which an operator updates first.
     """
 
     def __init__(self, folder: Path, installation: Installation) -> None:
         self._folder = folder
         self._ports = free_port(), free_port()
         self._stopped: list[VersionedRole] = []
-        self.nats = EmbeddedNats(folder / "nats")
-        self.nats.start()
+        self.nats = PermittedNats(folder / "nats", nats_conf())
         self.roles: dict[str, list[VersionedRole]] = {role: [] for role in ORDER}
         for role in ("scheduler", "worker", "durable", "gateway"):
             for _ in range(COUNTS[role]):
@@ -95,7 +95,8 @@ class MixedCluster:
                 *traced,
             ),
         }[role]
-        words = role, f"--nats={self.nats.url}", *options
+        url = self.nats.url_of("gateway" if role == "durable" else role)
+        words = role, f"--nats={url}", *options
         return VersionedRole(installation, self._folder / "logs", *words, host=f"host-{position}")
 
     def replace(self, role: str, position: int, installation: Installation) -> None:
@@ -154,14 +155,18 @@ class DurableRequests:
                 await connected.send("event.fast_step", int64_body(self.stored), Nats_Msg_Id=f"r-{self.stored}")
                 self.stored += 1
                 await asyncio.sleep(0.05)
-            await connected.settled(self.stored, 50)
+            deadline_s = time.monotonic() + 50
+            while await connected.count("RESULT") < self.stored and time.monotonic() < deadline_s:
+                await asyncio.sleep(0.05)
             for id, (headers, body) in await connected.records("fast_step"):
                 self.recorded += 1
                 if headers["Weir-Outcome"] != "succeeded" or id != f"r-{value_of(body)}":
                     problems.append(f"{id}: {headers['Weir-Outcome']} {body[:200]!r}")
             state = (await connected.jetstream.stream_info("RESULT")).state
-            if state.last_seq != self.stored:
-                problems.append(f"{state.last_seq} records were written for {self.stored} requests")
+            if not state.messages == state.last_seq == self.stored:
+                problems.append(
+                    f"{self.stored} requests, {state.last_seq} records written, {state.messages} left"
+                )
         self.problems = problems
 
 
@@ -169,7 +174,7 @@ class Load:
     """Live requests over HTTP, gRPC and NATS, large ones, sequences, ensembles, and durable requests."""
 
     def __init__(self, cluster: MixedCluster) -> None:
-        door, url = cluster.door, cluster.nats.url
+        door, url = cluster.door, cluster.nats.url_of("producer")
         self._ledger = Ledger(door, threads=4, pause_s=0.03)
         self._sequences = SequenceLedger(door, "sums", 2)
         self._durable = DurableRequests(url)
@@ -296,3 +301,4 @@ def test_versions_replace_each_other_under_load(tmp_path: Path, before: Installa
     problems = load.problems_at_end()
     assert not problems, "\n".join(problems[:20])
     assert not malformed, "\n".join(malformed[:20])
+    assert cluster.nats.violations == []
