@@ -20,7 +20,7 @@ needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed (mak
 VALUES = {
     "cpu": (),
     "gpu": ("--set=workers.cpu.enabled=false,workers.gpu.enabled=true",),
-    "production": ("--set=workers.gpu.enabled=true,keda.enabled=true,monitoring.enabled=true",),
+    "production": ("--set=workers.gpu.enabled=true,console.enabled=true,keda.enabled=true,monitoring.enabled=true",),
     "kind": ("--values", str(CHART / "values-kind.yaml")),
 }
 """Options of helm for the objects of each overlay."""
@@ -85,12 +85,15 @@ def test_every_value_has_its_place() -> None:
         "nats.storage": "50Gi",
         "nats.maxFileStore": "45GB",
         "nats.storageClass": "fast",
+        "console.enabled": "false",
+        "console.extraArgs[0]": "--console-allow-changes=true",
+        "console.resources.limits.memory": "1Gi",
         "networkPolicies.enabled": "false",
         "users.passwords.admin": "a-long-password",
     }
-    plain = template()
+    plain = template("--set=console.enabled=true")
     for name, value in changes.items():
-        changed = template(f"--set={name}={value}")
+        changed = template("--set=console.enabled=true", f"--set={name}={value}")
         assert changed != plain, name
         assert {item["metadata"]["name"]: found for item in changed if (found := problems(item))} == {}, name
         for item in changed:
@@ -126,6 +129,7 @@ def test_an_ingress_for_each_protocol() -> None:
         "users.passwords.gateway=short",
         "nats.whenUnsatisfiable=Never",
         "gateway.extraArgs[0]=log-verbose",
+        "console.replicas=2",
     ],
 )
 def test_a_wrong_value_is_rejected(wrong: str) -> None:
@@ -135,7 +139,7 @@ def test_a_wrong_value_is_rejected(wrong: str) -> None:
 
 
 @needs_helm
-def test_the_notes_say_which_secrets_are_missing() -> None:
+def test_the_notes_say_what_to_do() -> None:
     def notes(*options: str) -> str:
         done = helm("install", "weir", str(CHART), "--namespace", "weir", "--dry-run=client", *options)
         assert done.returncode == 0, done.stderr
@@ -144,6 +148,8 @@ def test_the_notes_say_which_secrets_are_missing() -> None:
     assert "create secret generic weir-$user-user" in notes()
     assert "create secret" not in notes(*VALUES["kind"])
     assert "weir push" in notes(*VALUES["kind"])
+    assert "port-forward service/weir-console 8080" in notes(*VALUES["kind"])
+    assert "weir-console 8080" not in notes()
 
 
 def test_the_chart_has_the_version_of_weir() -> None:

@@ -188,7 +188,7 @@ def test_nobody_talks_to_anybody_but_for_what_is_named() -> None:
     assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     asking = policies["roles-to-broker"]["podSelector"]["matchLabels"]
     roles = {pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in selected("production", asking)}
-    assert roles == {"gateway", "scheduler", "worker-cpu", "worker-gpu"}
+    assert roles == {"gateway", "scheduler", "worker-cpu", "worker-gpu", "weir-console"}
     opened = {
         policies[name]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]: sorted(
             port["port"] for rule in policies[name]["ingress"] for port in rule["ports"]

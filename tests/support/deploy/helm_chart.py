@@ -222,6 +222,11 @@ def _dashboard(item: Object, places: _Places) -> None:
         item["data"][file] = f'{{{{ .Files.Get "files/{file}" | toJson }}}}'
 
 
+def _console(item: Object, places: _Places) -> None:
+    if item["kind"] == "Deployment":
+        _workload(item, ".Values.console", places)
+
+
 def _claim(item: Object, places: _Places) -> None:
     spec = item["spec"]
     item["metadata"]["name"] = places.value(".Values.models.claim")
@@ -240,6 +245,8 @@ def written() -> dict[str, str]:
     users = [item for item in base if item["kind"] == "ConfigMap"]
     files = {name: text for item in users for name, text in item["data"].items()}
     pools = {pool: documents(K8S / "components" / f"{pool}-workers" / "worker.yaml") for pool in ("cpu", "gpu")}
+    console = documents(K8S / "components" / "console" / "console.yaml")
+    console_policies = documents(K8S / "components" / "console" / "network-policies.yaml")
     scaled = documents(K8S / "components" / "keda" / "scaled-objects.yaml")
     monitoring = rendered(K8S / "components" / "monitoring")
     for item in monitoring:
@@ -259,6 +266,10 @@ def written() -> dict[str, str]:
         "scheduler": ("k8s/base", "", of("scheduler"), _scheduler),
         "gateway": ("k8s/base", "", of("gateway"), _gateway),
         "network-policies": ("k8s/base", ".Values.networkPolicies.enabled", policies, _unedited),
+        "console": ("k8s/components/console", ".Values.console.enabled", console, _console),
+        "network-policies-console": ("k8s/components/console",
+                                     "and .Values.console.enabled .Values.networkPolicies.enabled",
+                                     console_policies, _unedited),
         "models": ("k8s/overlays/cpu", "and .Values.models.claim .Values.models.create",
                    documents(K8S / "overlays" / "cpu" / "models.yaml"), _claim),
         "monitoring": ("k8s/components/monitoring", ".Values.monitoring.enabled", monitoring, _dashboard),
