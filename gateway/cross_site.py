@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-import socket
 from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from durable.api.options import prefers_async
+from runtime.own_hosts import OwnHosts, is_address, without_port
 
 _SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
 _INFERENCE = re.compile(r"/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:infer|generate|generate_stream)", re.DOTALL)
@@ -34,26 +34,15 @@ class CrossSiteCheck:
     Raises ValueError for an origin without scheme or host, or a host with anything besides a name.
     """
 
-    __slots__ = ("_allows_any_origin", "_checks_programs", "_hosts", "_origins", "_suffixes")
+    __slots__ = ("_allows_any_origin", "_checks_programs", "_hosts", "_origins")
 
     def __init__(
         self, allowed_hosts: Sequence[str] = (), allowed_origins: Sequence[str] = (), address: str = "127.0.0.1"
     ) -> None:
-        for host in allowed_hosts:
-            if not re.fullmatch(r"\*|(\*\.)?[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", host):
-                raise ValueError(f"--allowed-hosts: '{host}' is not a host name without port, such as weir.example.com")
+        self._hosts = OwnHosts(allowed_hosts, address)
         for origin in allowed_origins:
             if origin != "*" and _normalized_origin(origin) is None:
                 raise ValueError(f"--allowed-origins: '{origin}' is not an origin such as https://console.example.com")
-        names = {
-            address.lower(),
-            socket.gethostname().lower(),
-            socket.getfqdn().lower(),
-            *map(str.lower, allowed_hosts),
-        }
-        # "*" leaves "", which any name ends with.
-        self._suffixes = (".localhost", *(name[1:] for name in names if name.startswith("*")))
-        self._hosts = frozenset(name for name in names if not name.startswith("*"))
         self._allows_any_origin = "*" in allowed_origins
         self._origins = frozenset(_normalized_origin(origin) for origin in allowed_origins if origin != "*")
         self._checks_programs = _is_loopback(address)
@@ -79,21 +68,9 @@ class CrossSiteCheck:
         if is_foreign_site or is_foreign_origin:
             page = (origin or site or "")[:200]
             return f"a request from another site ('{page}') is refused; --allowed-origins admits web origins"
-        if host and (origin is not None or site is not None or self._checks_programs) and not self._is_own(host):
+        if host and (origin is not None or site is not None or self._checks_programs) and not self._hosts.accepts(host):
             return f"the host '{host[:200]}' is not a name of this server; --allowed-hosts admits further names"
         return ""
-
-    def _is_own(self, host: str) -> bool:
-        name = _without_port(host)
-        if "." not in name or name in self._hosts or name.endswith(self._suffixes):
-            return True  # a name without a dot, as of containers and services, can't be registered in the DNS
-        return _is_address(name)
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0][1:]
-    return host.rpartition(":")[0] if re.search(r":[0-9]*$", host) and host.count(":") == 1 else host
 
 
 def _normalized_origin(origin: str) -> tuple[str, str] | None:
@@ -117,19 +94,11 @@ def _with_port(host: str, origin: str) -> str:
     """`host` with an explicit port (the default one of `origin`'s scheme), as `_host_and_port` writes it."""
     has_port = re.search(r"(\]|^[^:]*):([0-9]{1,5})$", host)
     port = has_port[2] if has_port else "443" if origin.lower().startswith("https:") else "80"
-    return f"{_without_port(host)}:{int(port)}"
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+    return f"{without_port(host)}:{int(port)}"
 
 
 def _is_loopback(address: str) -> bool:
-    return address == "localhost" or (_is_address(address) and ipaddress.ip_address(address).is_loopback)
+    return address == "localhost" or (is_address(address) and ipaddress.ip_address(address).is_loopback)
 
 
 LOCAL = CrossSiteCheck()

@@ -30,7 +30,7 @@ from client.model_control import ModelControl
 from repository.layout import ModelRepository
 from runtime.limits.process_limits import computing_threads, find_limits, log_limits, show_bytes
 from runtime.locked_folder import remove_abandoned_folders
-from runtime.process_state import own_identity
+from runtime.processes.state import own_identity
 from runtime.readiness import announce_failure, announce_ready, watch_parent
 from runtime.role_life import run_role
 from schemas.config.parameters import ResourceAmounts, read_resource

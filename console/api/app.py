@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from console.api.acting import acting_routes
 from console.api.context import ConsoleContext
@@ -17,6 +16,8 @@ from console.api.inference import inference_routes
 from console.api.page import page_routes
 from console.api.reading import reading_routes
 from console.api.requests import request_routes
+from console.api.responses import error_response
+from runtime.own_hosts import OwnHosts
 
 _COMPRESSED_BYTES = 4096
 _COMPRESSION_LEVEL = 1
@@ -25,10 +26,8 @@ _COMPRESSION_LEVEL = 1
 def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str] = ()) -> Starlette:
     """The application of a console that listens on `address`.
 
-    A request whose `Host` header names another host than this one is rejected, so that a foreign domain name that resolves
-    to this host gains nothing. `allowed_hosts` are further names of it; "*" accepts all.
+    `allowed_hosts` are further names of its host (`OwnHosts`). Raises ValueError for one that is none.
     """
-    own = {"localhost", "127.0.0.1", "[::1]", address, socket.gethostname(), socket.getfqdn()}
     return Starlette(
         routes=[
             *page_routes(),
@@ -39,7 +38,24 @@ def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str]
             *dead_letter_routes(context),
         ],
         middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=sorted({*own, *allowed_hosts}), www_redirect=False),
+            Middleware(HostCheck, hosts=OwnHosts(allowed_hosts, address)),
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_BYTES, compresslevel=_COMPRESSION_LEVEL),
         ],
     )
+
+
+class HostCheck:
+    """Middleware that rejects requests whose `Host` header is not a name of this server."""
+
+    def __init__(self, app: ASGIApp, hosts: OwnHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes an own request on, and answers another one with 400."""
+        host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1").strip().lower()
+        if scope["type"] != "http" or self._hosts.accepts(host):
+            await self._app(scope, receive, send)
+            return
+        text = f"the host '{host[:200]}' is not a name of this server; --allowed-hosts admits further names"
+        await error_response(400, text)(scope, receive, send)

@@ -23,7 +23,7 @@ from client.payload_store import PayloadStore
 from durable.api.store import DurableStore
 from runtime.loop_lag import process_health
 from runtime.memory_ledger import MemoryLedger
-from runtime.process_usage import process_usage
+from runtime.processes.usage import process_usage
 from schemas.wire.statistics import (
     ConsumerCounters,
     DispatchCounters,

@@ -35,7 +35,7 @@ from gateway.metrics.weir import (
 )
 from runtime.loop_lag import process_health
 from runtime.memory_ledger import MemoryLedger
-from runtime.process_usage import process_usage
+from runtime.processes.usage import process_usage
 from schemas.wire.statistics import ConsumerCounters, HealthCounters, ProcessReading
 from telemetry.metrics_config import MetricsConfig
 

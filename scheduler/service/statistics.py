@@ -11,7 +11,7 @@ from typing import Any
 
 from bus.naming.live_queues import LiveQueue
 from runtime.loop_lag import process_health
-from runtime.process_usage import process_usage
+from runtime.processes.usage import process_usage
 from scheduler.batching.admission import RequestCost
 from scheduler.batching.lanes import BATCH, LIVE
 from scheduler.model_scheduler import AnyVersion, ModelScheduler

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from bus.kv.registry import HEARTBEAT_INTERVAL_S, WorkerView
 from bus.naming.identity import shares_memory
-from runtime.process_state import ProcessIdentity, ProcessState, look_at
+from runtime.processes.state import ProcessIdentity, ProcessState, look_at
 
 LATE_S = HEARTBEAT_INTERVAL_S + 0.25
 """A worker without a heartbeat for so long is looked at."""

@@ -134,7 +134,7 @@ class WorkerRecord(Record, frozen=True):
     Triton's names: loads and unloads on request are carried out by workers in mode "explicit". `unreadable` lists the model
     repositories that it cannot read, and why, where it loads all models of its repositories. `outdated` lists those whose
     models are as they were when it could last read them: they serve on. `pid_namespace` and
-    `started_ticks` identify its process together with `pid` (`runtime.process_state`). `link` is the address at which it
+    `started_ticks` identify its process together with `pid` (`runtime.processes.state`). `link` is the address at which it
     accepts links of processes of its host (`bus.links`), "" where it accepts none.
     """
 

@@ -132,8 +132,7 @@ ROOMS = {
         "logs",
     ),
     "runtime": (
-        "child_processes control_groups locked_folder log_limiter offload_process process_state process_usage readiness"
-        " ticks",
+        "child_processes control_groups locked_folder log_limiter offload_process own_hosts processes readiness ticks",
         "containment process_memory processors",
         "limits loop_lag memory_ledger offload",
         "role_life",

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from runtime.containment import contained
-from runtime.process_usage import process_usage
+from runtime.processes.usage import process_usage
 from runtime.ticks import next_tick
 
 logger = logging.getLogger("weir.worker")

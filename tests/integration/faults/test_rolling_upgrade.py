@@ -164,9 +164,7 @@ class DurableRequests:
                     problems.append(f"{id}: {headers['Weir-Outcome']} {body[:200]!r}")
             state = (await connected.jetstream.stream_info("RESULT")).state
             if not state.messages == state.last_seq == self.stored:
-                problems.append(
-                    f"{self.stored} requests, {state.last_seq} records written, {state.messages} left"
-                )
+                problems.append(f"{self.stored} requests, {state.last_seq} records written, {state.messages} left")
         self.problems = problems
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from bus.kv.registry import WorkerView
 from bus.naming.identity import new_id
-from runtime.process_state import ProcessIdentity, ProcessState
+from runtime.processes.state import ProcessIdentity, ProcessState
 from scheduler.service.stopped_workers import LATE_S, StoppedWorkers
 from schemas.wire.registry import WorkerRecord
 

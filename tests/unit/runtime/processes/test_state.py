@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.process_state import ProcessIdentity, look_at, own_identity
+from runtime.processes.state import ProcessIdentity, look_at, own_identity
 from tests.support.waiting import wait_until
 
 
