@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.console.console_server import BATCHED, SCORES, ConsoleServer, tensor, write_models
+from tests.support.console.console_server import BATCHED, DELAYED, SCORES, ConsoleServer, tensor, write_models
 from tests.support.console.views import VIEWS, cell, figure, open_view, picture
 from tests.support.servers.roles import role_started
 from tests.support.waiting import running, wait_until
@@ -114,9 +114,9 @@ def test_the_way_of_a_request_is_drawn(console: Any, server: ConsoleServer) -> N
 
 
 def test_batches_are_drawn_and_explained(console: Any, server: ConsoleServer) -> None:
-    open_view(console, f"batching/{BATCHED}")
+    open_view(console, f"batching/{DELAYED}")
     expect(console.get_by_text("No batch has been formed since you opened this page.")).to_be_visible()
-    with load(server, clients=2):
+    with load(server, clients=2, model=DELAYED):
         reason = "Batches leave after 20.0 ms because the delay ends"
         expect(console.locator(".explanation p").first).to_contain_text(reason)
         expect(console.locator(".explanation")).to_contain_text("25 % of the rows are used.")
@@ -286,14 +286,14 @@ def test_a_read_only_console_says_why_it_changes_nothing(
 
 
 @contextmanager
-def load(server: ConsoleServer, clients: int = 8) -> Iterator[None]:
-    """Requests to model `batched`, each client one after another, while the block runs."""
+def load(server: ConsoleServer, clients: int = 8, model: str = BATCHED) -> Iterator[None]:
+    """Requests to `model`, each client one after another, while the block runs."""
     is_over = threading.Event()
 
     def send() -> None:
         with server.http() as client:
             while not is_over.is_set():
-                client.infer(BATCHED, [tensor("IN", np.ones((1, 4), np.float32))])
+                client.infer(model, [tensor("IN", np.ones((1, 4), np.float32))])
 
     with running([threading.Thread(target=send) for _ in range(clients)], is_over):
         yield

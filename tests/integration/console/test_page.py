@@ -99,9 +99,10 @@ def test_names_are_filtered_and_deep_links_open(console: Any, large: PageServer)
 
 def test_a_part_of_the_time_is_looked_at_by_dragging(console: Any) -> None:
     # Charts are drawn in tasks of their own: drag when the cursor says that one is ready.
-    box = console.locator(".line-chart .chart").nth(1).bounding_box()
+    chart = console.locator(".line-chart .chart").nth(1)
     follow = console.get_by_role("button", name="Follow again")
-    for _ in range(20):
+    for _ in range(60):
+        box = chart.bounding_box()  # what comes above it later moves it
         console.mouse.move(box["x"] + 150, box["y"] + 60)
         console.mouse.down()
         console.mouse.move(box["x"] + 220, box["y"] + 70, steps=4)

@@ -17,6 +17,9 @@ from tests.support.models.zoo import write_classes, write_faulty, write_identity
 from tests.support.servers.weir_server import Server
 
 BATCHED = "batched"
+DELAYED = "delayed"
+"""As `BATCHED`, for the one test that looks at all of its batches."""
+
 DELAY_US = 20_000
 
 SCORES = [0.1, 0.9, 0.3, 0.5, 0.2]
@@ -30,7 +33,8 @@ def write_models(root: Path) -> None:
     write_versions(root, "versions", "version_policy { all { } }")
     write_slow(root)
     write_faulty(root)
-    write_identity(root, BATCHED, "FP32", f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}")
+    for name in (BATCHED, DELAYED):
+        write_identity(root, name, "FP32", f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}")
 
 
 class ConsoleServer(Server):
