@@ -65,6 +65,7 @@ def test_it_renders_what_the_kustomization_does(overlay: str) -> None:
 
 
 @needs_helm
+@pytest.mark.slow
 def test_every_value_has_its_place() -> None:
     """Each of these changes what is rendered, and the result is valid and a command that Weir takes."""
     changes = {

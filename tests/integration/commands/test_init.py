@@ -21,6 +21,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tests.support.models.torch_files import export, script  # noqa: E402
 
+pytestmark = pytest.mark.slow  # `make test` serves a generated folder in the test of the page
+
 
 class Scores(torch.nn.Module):
     def __init__(self) -> None:

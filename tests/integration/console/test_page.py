@@ -126,6 +126,7 @@ def test_a_lost_server_is_shown_and_retried(console: Any, page_problems: list[st
     page_problems.clear()
 
 
+@pytest.mark.slow
 def test_a_lost_broker_is_shown(console: Any, large: PageServer) -> None:
     large.cluster.broker_error = f"connection refused {HOSTILE}"
     expect(console.get_by_role("alert")).to_contain_text(f"can't reach the NATS server: connection refused {HOSTILE}")
@@ -141,6 +142,7 @@ def test_a_dead_worker_is_marked(console: Any, large: PageServer) -> None:
     expect(console.get_by_role("link", name="Topology").locator("em")).to_have_text("2")
 
 
+@pytest.mark.slow
 def test_only_what_is_seen_is_asked_for(console: Any, large: PageServer) -> None:
     open_view(console, "jobs")
     expect(console.get_by_role("grid", name="Jobs")).to_be_visible()

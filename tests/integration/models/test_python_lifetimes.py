@@ -63,8 +63,8 @@ def test_one_that_dies_idle_is_there_again_before_it_is_asked(mortals: Server) -
         pid = ask(client, "one", "first")
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
-        wait_until(lambda: not client.is_model_ready("one"))
-        assert not client.is_server_ready()
+        # One question: between two it may be there again.
+        wait_until(lambda: not client.is_server_ready())
         wait_until(lambda: client.is_model_ready("one"))
         assert client.is_server_ready()
         assert time.monotonic() - began < 5
