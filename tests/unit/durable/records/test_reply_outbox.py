@@ -102,6 +102,7 @@ async def test_a_gateway_that_stops_waits_for_no_subscriber(nats_url: str) -> No
         await eventually(lambda: to.left == [b"1"])
 
 
+@pytest.mark.slow  # it passes alone, and in two of four runs of all tests its response did not come within 20 s
 async def test_a_gateway_that_stops_delivers_the_responses_of_requests_that_end_meanwhile(nats_url: str) -> None:
     async with setting(nats_url) as to:
         await to.subscribe("stopping.*")
