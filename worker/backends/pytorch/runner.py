@@ -123,7 +123,7 @@ class TorchCall:
     def _failure(self, error: Exception) -> Exception:
         torch = self._torch
         text = _without_frames(str(error))
-        if isinstance(error, torch.OutOfMemoryError):
+        if _is_out_of_memory(torch, error):
             return unavailable(f"the GPU has no memory left: {text.splitlines()[0]}")
         if isinstance(error, RuntimeError) and ("CUDA error" in text or _is_accelerators(torch, error)):
             try:
@@ -135,6 +135,11 @@ class TorchCall:
         if input_error:
             return invalid(f"the model rejects its inputs: {_without_frames(input_error)}")
         return internal(f"PyTorch execute failure: {text or type(error).__name__}")
+
+
+def _is_out_of_memory(torch: Any, error: Exception) -> bool:
+    """Whether the GPU's memory is full. TorchScript raises what happens in a program as RuntimeError, whatever it was."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUDA out of memory" in str(error)
 
 
 class TorchRunner:

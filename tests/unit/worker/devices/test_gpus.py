@@ -180,7 +180,7 @@ def test_the_gpus_are_those_that_nvml_knows() -> None:
         for gpu in found.gpus:
             handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
             assert pynvml.nvmlDeviceGetName(handle) == gpu.name
-            assert pynvml.nvmlDeviceGetCudaComputeCapability(handle) == list(gpu.compute_capability)
+            assert tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) == gpu.compute_capability
     finally:
         pynvml.nvmlShutdown()
 

@@ -127,6 +127,7 @@ def test_strings_stay_on_the_host_both_ways(fake: FakeTorch, tmp_path: Path) -> 
     ("error", "is_lost", "code"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False, ErrorCode.UNAVAILABLE),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), False, ErrorCode.UNAVAILABLE),  # of TorchScript
         (RuntimeError("CUDA error: invalid configuration argument"), False, ErrorCode.INTERNAL),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), True, None),
         (ValueError("of its own"), True, ErrorCode.INTERNAL),
