@@ -29,11 +29,11 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 	@touch $@
 
 # The libraries of the console and of /docs. Node.js is unpacked into a folder of its own: nothing of Weir imports it.
-$(WEB): $(STAMP) console/npm/copy_files.py console/npm/package-lock.json console/npm/node.lock
+$(WEB): $(STAMP) weir/console/npm/copy_files.py weir/console/npm/package-lock.json weir/console/npm/node.lock
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/javascript \
-		--require-hashes --requirement console/npm/node.lock
+		--require-hashes --requirement weir/console/npm/node.lock
 	rm -rf $(NODE)/include
-	$(RUN) console.npm.copy_files --npm $(NPM) >/dev/null
+	$(RUN) weir.console.npm.copy_files --npm $(NPM) >/dev/null
 	@touch $@
 
 # Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
@@ -135,7 +135,7 @@ lock: $(STAMP) ## Update all dependencies to their newest versions.
 	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 		--upgrade --quiet --output-file compose/images/build.lock compose/images/build.in
 	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-		--upgrade --quiet --output-file console/npm/node.lock console/npm/node.in
+		--upgrade --quiet --output-file weir/console/npm/node.lock weir/console/npm/node.in
 	$(VENV)/bin/uv pip compile --python-version 3.11 --group networks --no-deps --generate-hashes --no-header --no-annotate \
 		--upgrade --quiet --output-file networks.lock
 

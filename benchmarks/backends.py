@@ -38,11 +38,11 @@ from benchmarks.compare import loops
 from benchmarks.compare.payload import Payload
 from benchmarks.compare.servers import ProcessTree
 from benchmarks.compare.targets import Protocol
-from schemas.core.tensors import name_of_numpy
 from weir import Server
 from weir.demo.networks import package_folder
 from weir.demo.ocr_graph import as_reader
 from weir.demo.silero_graph import CONTEXT, SAMPLES, STATE, as_sequence_model
+from weir.schemas.core.tensors import name_of_numpy
 
 Arrays = Mapping[str, np.ndarray]
 

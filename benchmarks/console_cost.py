@@ -24,14 +24,14 @@ from typing import Any
 import httpx
 import psutil
 
-from bus.kv.registry import RegistryWriter
-from bus.naming import subjects
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import ensure_streams
-from schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord, VersionRecord, WorkerRecord
-from schemas.wire.statistics import pack_counters
-from telemetry.instruments import DurationHistogram
+from weir.bus.kv.registry import RegistryWriter
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import ensure_streams
+from weir.schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord, VersionRecord, WorkerRecord
+from weir.schemas.wire.statistics import pack_counters
+from weir.telemetry.instruments import DurationHistogram
 
 HOST = "0badc0de"
 REQUESTS_PER_S = 100

@@ -28,7 +28,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.compare.servers import ProcessTree
-from runtime.child_processes import dies_with_parent
+from weir.runtime.child_processes import dies_with_parent
 
 SIZES = {"64 B": 16, "602 KB": 150_528}
 """FP32 elements of a tensor."""

@@ -36,10 +36,10 @@ from benchmarks.compare.payload import Payload
 from benchmarks.compare.servers import ProcessTree
 from benchmarks.compare.targets import Protocol
 from benchmarks.durable.flood import Flood, Worker, owner, producer
-from bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM, event
-from bus.nats.embedded_server import EmbeddedNats
 from tests.support.durable.models import IDENTITY, write_identity
 from weir import Server
+from weir.bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM, event
+from weir.bus.nats.embedded_server import EmbeddedNats
 
 WARM_UP = 2000
 ATOMIC = 100

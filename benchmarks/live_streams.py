@@ -18,11 +18,11 @@ from pathlib import Path
 
 import uvloop
 
-from bus.naming.live_queues import LiveLayout, LiveQueue
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import acquire_live_consumer, ensure_streams
-from bus.streams.pull import StandingPull
+from weir.bus.naming.live_queues import LiveLayout, LiveQueue
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import acquire_live_consumer, ensure_streams
+from weir.bus.streams.pull import StandingPull
 
 UNDER_WAY = 64
 BODY = bytes(100)

@@ -25,7 +25,7 @@ from benchmarks.compare.measurement import Measurement, check_answers, measure
 from benchmarks.compare.networks import NETWORKS
 from benchmarks.compare.servers import Server, free_ports, port_options, running
 from benchmarks.compare.targets import Protocol, Workload
-from runtime.processors import processor_count
+from weir.runtime.processors import processor_count
 
 TARGET_PER_S = 100_000
 TARGET_PROCESSORS = 16

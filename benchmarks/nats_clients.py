@@ -1,4 +1,4 @@
-"""CPU per message in the client: nats-py and `bus.nats.connection`, publishing and receiving.
+"""CPU per message in the client: nats-py and `weir.bus.nats.connection`, publishing and receiving.
 
 `python -m benchmarks.nats_clients` prints one line per case, with one and with 64 messages per turn of the loop. The
 server and the peer are separate processes, so only the client is measured; both clients run on uvloop.
@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import nats
 import uvloop
 
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
 
 SUBJECT = "bench"
 DATA = bytes(100)

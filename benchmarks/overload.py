@@ -22,8 +22,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from bus.naming.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY
 from weir import Server
+from weir.bus.naming.identity import SEGMENT_PREFIX, SHARED_MEMORY_DIRECTORY
 
 ROLES = ("gateway", "scheduler", "worker", "nats-server")
 SHARED = "shared memory"

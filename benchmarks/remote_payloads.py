@@ -36,18 +36,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bus.naming.identity import HOST_VARIABLE, new_id
-from bus.nats.access import NO_ACCESS
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.remote_links import make_listener
-from bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadArena
-from bus.payloads.fetch_plan import Outcome
-from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.server import PayloadServer
-from runtime.readiness import READY_FD
-from schemas.core.names import ListenAddress
-from schemas.core.tensors import PayloadRef
+from weir.bus.naming.identity import HOST_VARIABLE, new_id
+from weir.bus.nats.access import NO_ACCESS
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.remote_links import make_listener
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadArena
+from weir.bus.payloads.fetch_plan import Outcome
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.server import PayloadServer
+from weir.runtime.readiness import READY_FD
+from weir.schemas.core.names import ListenAddress
+from weir.schemas.core.tensors import PayloadRef
 
 SIZES = (65_540, 200_000, 600_000, 4_000_000)
 _WARM_UP_S = 0.5
@@ -55,7 +55,7 @@ IDENTITY = "identity"
 
 # A role whose limit of what is large is another: the one where nothing is, or the same between hosts as on one.
 _LIMITED = (
-    "import sys, bus.payloads.arena; bus.payloads.arena.INLINE_LIMIT_BYTES = bus.payloads.arena.REMOTE_INLINE_LIMIT_BYTES = {}; "  # noqa: E501
+    "import sys, weir.bus.payloads.arena; weir.bus.payloads.arena.INLINE_LIMIT_BYTES = weir.bus.payloads.arena.REMOTE_INLINE_LIMIT_BYTES = {}; "  # noqa: E501
     "from weir.commands.app import main; main()"
 )
 

@@ -15,15 +15,15 @@ from itertools import count, islice
 from math import inf
 from typing import Any, NamedTuple
 
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Message
-from scheduler.batching.request import NO_FRAME, requests_of
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.service.service import SchedulerService
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.messages import BatchCompletion, Completions, Frame, RequestEnvelope
 from tests.support.collecting_bus import CollectingBus
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Message
+from weir.scheduler.batching.request import NO_FRAME, requests_of
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.service.service import SchedulerService
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.messages import BatchCompletion, Completions, Frame, RequestEnvelope
 
 ROUNDS = 200
 MAX_BATCH_SIZE = 32

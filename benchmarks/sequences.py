@@ -30,10 +30,10 @@ from onnx import TensorProto, helper, save
 from tritonclient import grpc
 from tritonclient.grpc import aio
 
-from scheduler.batching.request import NO_FRAME, requests_of
-from scheduler.model_scheduler import ModelScheduler
-from schemas.config.model_config import ModelConfig
-from schemas.wire.messages import RequestEnvelope
+from weir.scheduler.batching.request import NO_FRAME, requests_of
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.messages import RequestEnvelope
 
 STREAM_SEQUENCES = 250
 """Sequences that share a stream."""

@@ -25,7 +25,7 @@ from nats.errors import Error as NatsError
 
 from benchmarks.cluster.clients import OpenLoop, closed_loop, quantile, table, wait_ready
 from benchmarks.cluster.roles import Cluster, write_sleeper
-from bus.naming.durable_subjects import RESULT_STREAM
+from weir.bus.naming.durable_subjects import RESULT_STREAM
 
 MODEL = "sleeper"
 MIN_GROWTH_MIB = 2.0

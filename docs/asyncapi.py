@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bus.naming import durable_subjects, subjects
+from weir.bus.naming import durable_subjects, subjects
 
 _MODEL = "{model}"
 _ID = "{id}"

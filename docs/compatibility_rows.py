@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from schemas.config.model_config import ModelConfig
-from worker.backend_api.config_support import LIMITS, REFUSED, SILENT, FieldLimit
+from weir.schemas.config.model_config import ModelConfig
+from weir.worker.backend_api.config_support import LIMITS, REFUSED, SILENT, FieldLimit
 
 SAME = "same"
 DIFFERENT = "different"

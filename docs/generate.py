@@ -13,15 +13,17 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-import worker.python_stub
+import weir.worker.python_stub
 from docs import asyncapi, metrics, openapi
 from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from docs.status_page import fields_of, status_advice, status_example, status_fields
-from perf.report.document import PerfReport
-from schemas.wire.gateway_api import ApiRequest, ApiResponse
-from schemas.wire.messages import (
+from weir.doctor.checks import CHECKS
+from weir.options import SERVE, Option, options_of
+from weir.perf.report.document import PerfReport
+from weir.schemas.wire.gateway_api import ApiRequest, ApiResponse
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
     BatchMessage,
@@ -29,20 +31,18 @@ from schemas.wire.messages import (
     DirectRuns,
     RequestEnvelope,
 )
-from schemas.wire.observation import (
+from weir.schemas.wire.observation import (
     BatchedRequest,
     BatchEndReport,
     BatchReport,
     ObserveRequest,
     TraceReport,
 )
-from weir.doctor.checks import CHECKS
-from weir.options import SERVE, Option, options_of
 
 DOCS = Path(__file__).parent
 
 # Modules of the stub import each other as top-level modules, as they do in a model's process.
-sys.path.append(worker.python_stub.__path__[0])
+sys.path.append(weir.worker.python_stub.__path__[0])
 
 
 def serve_options() -> str:

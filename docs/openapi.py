@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import MagicMock
 
-from gateway.http import app
-from gateway.http.openapi import document as openapi_document
-from gateway.http.openapi.document import without_version
-from gateway.http.openapi.operations import OPERATIONS
-from schemas.core.errors import ErrorCode
+from weir.gateway.http import app
+from weir.gateway.http.openapi import document as openapi_document
+from weir.gateway.http.openapi.document import without_version
+from weir.gateway.http.openapi.operations import OPERATIONS
+from weir.schemas.core.errors import ErrorCode
 
 
 def routes() -> list[tuple[str, str]]:

@@ -11,13 +11,13 @@ from itertools import count
 from typing import NamedTuple
 
 from docs.timeline import Bar, Mark, Timeline
-from repository.completion import normalize
-from repository.config_text import parse_config
-from scheduler.batching.batch import Batch
-from scheduler.batching.request import NO_FRAME, QueuedRequest, requests_of
-from scheduler.model_scheduler import ModelScheduler
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.wire.messages import BatchOutcome, RequestEnvelope
+from weir.repository.completion import normalize
+from weir.repository.config_text import parse_config
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.request import NO_FRAME, QueuedRequest, requests_of
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 _WITHOUT_OWNER = 5
 _ANY_TENSORS = """

@@ -15,7 +15,7 @@ from types import UnionType
 from pydantic import BaseModel
 from rich.console import Console
 
-from cluster.status.snapshot import ADVICE, ClusterStatus
+from weir.cluster.status.snapshot import ADVICE, ClusterStatus
 from weir.status.display import WIDTH, print_status
 
 EXAMPLE = Path(__file__).parent / "status_example.json"

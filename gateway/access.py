@@ -10,9 +10,9 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from gateway.settings import GatewaySettings
-from schemas.core.errors import WeirError, invalid
-from schemas.core.requests import Parameters
+from weir.gateway.settings import GatewaySettings
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.requests import Parameters
 
 CATEGORIES = (
     "health",

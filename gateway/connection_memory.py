@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 
-from runtime.memory_ledger import Account, MemoryLedger
-from schemas.core.errors import WeirError, overloaded
+from weir.runtime.memory_ledger import Account, MemoryLedger
+from weir.schemas.core.errors import WeirError, overloaded
 
 _SITE_PREFIX = 64  # bits of an IPv6 address that identify a site: its hosts choose the rest freely
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from client.catalog import Catalog
-from client.dispatch import RequestDispatcher
-from client.payload_store import PayloadStore
-from client.readiness import Readiness
-from cluster.counters.collection import Statistics
-from durable.api.async_requests import AsyncRequests
-from durable.api.store import DurableStore
-from gateway.access import OPEN, Access
-from gateway.admin.history import HistoryControl
-from gateway.admin.live_settings import LiveSettings
-from gateway.admin.load_report import LoadReports
-from gateway.admin.repository import RepositoryControl
-from gateway.admin.shared_memory import SharedMemoryRegions
-from gateway.admin.traffic import TrafficControl
-from gateway.cross_site import LOCAL, CrossSiteCheck
-from jobs.api.service import JobService
-from runtime.memory_ledger import MemoryLedger
-from runtime.offload import Offload
-from schemas.core.request_limits import RequestLimits
+from weir.calls.catalog import Catalog
+from weir.calls.dispatch import RequestDispatcher
+from weir.calls.payload_store import PayloadStore
+from weir.calls.readiness import Readiness
+from weir.cluster.counters.collection import Statistics
+from weir.durable.api.async_requests import AsyncRequests
+from weir.durable.api.store import DurableStore
+from weir.gateway.access import OPEN, Access
+from weir.gateway.admin.history import HistoryControl
+from weir.gateway.admin.live_settings import LiveSettings
+from weir.gateway.admin.load_report import LoadReports
+from weir.gateway.admin.repository import RepositoryControl
+from weir.gateway.admin.shared_memory import SharedMemoryRegions
+from weir.gateway.admin.traffic import TrafficControl
+from weir.gateway.cross_site import LOCAL, CrossSiteCheck
+from weir.jobs.api.service import JobService
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.runtime.offload import Offload
+from weir.schemas.core.request_limits import RequestLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

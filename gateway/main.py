@@ -11,74 +11,74 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
-from bus.kv.desired_models import DesiredModels
-from bus.kv.known_models import KnownModels
-from bus.kv.model_files import ModelFiles
-from bus.kv.presence import Presence
-from bus.kv.registry import RegistryView
-from bus.kv.settings import SharedSettings
-from bus.kv.traffic import TrafficRecords
-from bus.links.tcp import TcpListener
-from bus.naming.identity import own_id
-from bus.nats.connection import Bus
-from bus.nats.remote_links import listen_for_links
-from bus.payloads.arena import PayloadArena, limit_payloads, process_budget, remove_dead_segments
-from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.server import PayloadServer
-from bus.streams.durability import Durability
-from bus.streams.history import ModelHistory
-from bus.streams.shadow_samples import ShadowSamples
-from client.cache.response_cache import ResponseCache
-from client.catalog import Catalog
-from client.dispatch import DispatchOptions, RequestDispatcher
-from client.model_control import ModelControl
-from client.payload_store import PayloadStore
-from client.readiness import Readiness
-from client.trace_feed import TraceFeed
-from client.tracing import Tracing
-from client.traffic.counters import TrafficCounters, TrafficTotals
-from cluster.counters.collection import Statistics
-from durable.api.acceptance import QueueProvisioner
-from durable.api.async_requests import AsyncRequests
-from durable.api.reporting import CounterReporter
-from durable.api.store import DurableStore
-from durable.background import BackgroundWork, ConsumerServices
-from durable.ramps import RampHost
-from gateway.admin.history import HistoryControl, LoadRecorder, Loads
-from gateway.admin.live_settings import LiveSettings
-from gateway.admin.load_report import LoadReports
-from gateway.admin.peers import GatewayPeers
-from gateway.admin.repository import RepositoryControl, RepositoryIndex
-from gateway.admin.shared_memory import SharedMemoryRegions
-from gateway.admin.statistics import CacheCounterReporter
-from gateway.admin.traffic import TrafficControl
-from gateway.context import GatewayContext
-from gateway.cross_site import CrossSiteCheck
-from gateway.grpc.server import LEAVE_TIMEOUT_S, GrpcServer
-from gateway.http.app import make_app
-from gateway.http.listeners import HttpListeners
-from gateway.http.protocol import LINGER_S, HttpProtocol
-from gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
-from gateway.nats.api_bridge import ApiBridge
-from gateway.nats.frontend import NatsFrontend
-from gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, parse_settings, request_ledger
-from gateway.platforms.frontend import Platform, PlatformApp, PlatformProtocol
-from gateway.platforms.multi_model import MultiModel
-from gateway.platforms.sagemaker import SageMaker
-from gateway.platforms.vertex_ai import VertexAi
-from gateway.settings import GatewaySettings
-from gateway.stall_detection import MonitoredConnection, end_stalled_connections
-from jobs.api.service import JobService
-from jobs.records.folders import BatchRoots
-from jobs.records.store import JobStore
-from runtime.limits.process_limits import find_limits, log_limits, show_bytes
-from runtime.readiness import announce_failure, announce_ready, watch_parent
-from runtime.role_life import run_role
-from runtime.ticks import next_tick
-from schemas.core.errors import WeirError
-from schemas.core.request_limits import RequestLimits
-from telemetry.log_settings import LogSettings
-from telemetry.logs import RoleLog, configure_logging
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.model_files import ModelFiles
+from weir.bus.kv.presence import Presence
+from weir.bus.kv.registry import RegistryView
+from weir.bus.kv.settings import SharedSettings
+from weir.bus.kv.traffic import TrafficRecords
+from weir.bus.links.tcp import TcpListener
+from weir.bus.naming.identity import own_id
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.remote_links import listen_for_links
+from weir.bus.payloads.arena import PayloadArena, limit_payloads, process_budget, remove_dead_segments
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.server import PayloadServer
+from weir.bus.streams.durability import Durability
+from weir.bus.streams.history import ModelHistory
+from weir.bus.streams.shadow_samples import ShadowSamples
+from weir.calls.cache.response_cache import ResponseCache
+from weir.calls.catalog import Catalog
+from weir.calls.dispatch import DispatchOptions, RequestDispatcher
+from weir.calls.model_control import ModelControl
+from weir.calls.payload_store import PayloadStore
+from weir.calls.readiness import Readiness
+from weir.calls.trace_feed import TraceFeed
+from weir.calls.tracing import Tracing
+from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
+from weir.cluster.counters.collection import Statistics
+from weir.durable.api.acceptance import QueueProvisioner
+from weir.durable.api.async_requests import AsyncRequests
+from weir.durable.api.reporting import CounterReporter
+from weir.durable.api.store import DurableStore
+from weir.durable.background import BackgroundWork, ConsumerServices
+from weir.durable.ramps import RampHost
+from weir.gateway.admin.history import HistoryControl, LoadRecorder, Loads
+from weir.gateway.admin.live_settings import LiveSettings
+from weir.gateway.admin.load_report import LoadReports
+from weir.gateway.admin.peers import GatewayPeers
+from weir.gateway.admin.repository import RepositoryControl, RepositoryIndex
+from weir.gateway.admin.shared_memory import SharedMemoryRegions
+from weir.gateway.admin.statistics import CacheCounterReporter
+from weir.gateway.admin.traffic import TrafficControl
+from weir.gateway.context import GatewayContext
+from weir.gateway.cross_site import CrossSiteCheck
+from weir.gateway.grpc.server import LEAVE_TIMEOUT_S, GrpcServer
+from weir.gateway.http.app import make_app
+from weir.gateway.http.listeners import HttpListeners
+from weir.gateway.http.protocol import LINGER_S, HttpProtocol
+from weir.gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
+from weir.gateway.nats.api_bridge import ApiBridge
+from weir.gateway.nats.frontend import NatsFrontend
+from weir.gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, parse_settings, request_ledger
+from weir.gateway.platforms.frontend import Platform, PlatformApp, PlatformProtocol
+from weir.gateway.platforms.multi_model import MultiModel
+from weir.gateway.platforms.sagemaker import SageMaker
+from weir.gateway.platforms.vertex_ai import VertexAi
+from weir.gateway.settings import GatewaySettings
+from weir.gateway.stall_detection import MonitoredConnection, end_stalled_connections
+from weir.jobs.api.service import JobService
+from weir.jobs.records.folders import BatchRoots
+from weir.jobs.records.store import JobStore
+from weir.runtime.limits.process_limits import find_limits, log_limits, show_bytes
+from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
+from weir.runtime.role_life import run_role
+from weir.runtime.ticks import next_tick
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.telemetry.log_settings import LogSettings
+from weir.telemetry.logs import RoleLog, configure_logging
 
 logger = logging.getLogger("weir.gateway")
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from client.cache.config import CacheConfig
-from gateway.access import Access
-from gateway.cross_site import CrossSiteCheck
-from gateway.grpc.codec import MAX_MESSAGE_BYTES
-from gateway.grpc.options import GrpcOptions
-from gateway.platforms.sagemaker import SageMakerOptions
-from gateway.platforms.vertex_ai import read_routes
-from gateway.settings import GatewaySettings
-from runtime.limits.budgets import memory_for_requests_bytes
-from runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
-from telemetry.metrics_config import MetricsConfig, parse_metrics_config
-from telemetry.tracing.settings import TraceConfig
+from weir.calls.cache.config import CacheConfig
+from weir.gateway.access import Access
+from weir.gateway.cross_site import CrossSiteCheck
+from weir.gateway.grpc.codec import MAX_MESSAGE_BYTES
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.platforms.sagemaker import SageMakerOptions
+from weir.gateway.platforms.vertex_ai import read_routes
+from weir.gateway.settings import GatewaySettings
+from weir.runtime.limits.budgets import memory_for_requests_bytes
+from weir.runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
+from weir.telemetry.metrics_config import MetricsConfig, parse_metrics_config
+from weir.telemetry.tracing.settings import TraceConfig
 
 
 class ParsedSettings(NamedTuple):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bus.nats.access import NO_ACCESS, BrokerAccess
-from durable.settings import QueueSettings
-from telemetry.log_settings import LogOptions
+from weir.bus.nats.access import NO_ACCESS, BrokerAccess
+from weir.durable.settings import QueueSettings
+from weir.telemetry.log_settings import LogOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class GatewaySettings(QueueSettings, LogOptions):
     after SIGTERM.
     `live_streams` None uses as many streams as exist. `payload_listen` is the address for readers of payloads, None: none.
     `payload_memory_byte_size` 0 derives the limit from the host. `gateway_memory_byte_size` limits the memory ledger; 0
-    derives it from the memory of the container or machine (`gateway.parsed_settings`).
+    derives it from the memory of the container or machine (`weir.gateway.parsed_settings`).
     With `durable_consumer` the gateway runs durable requests and jobs itself. `durable_id` names the `weir durable` process
     whose counters this gateway reports. `gateway_number` is above 0 for further gateways of one `weir serve`: they serve no
     metrics and no managed services (SageMaker, Vertex AI), but report their counters to the first one, which has the same

@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from runtime.containment import contained
-from runtime.memory_ledger import MemoryLedger
-from runtime.process_memory import return_free_memory
-from schemas.core.errors import ErrorCode, WeirError
+from weir.runtime.containment import contained
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.runtime.process_memory import return_free_memory
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 STALL_PERIOD_S = 30.0
 MIN_PROGRESS_BYTES = 16 * 1024

@@ -9,19 +9,19 @@ import logging
 import time
 from pathlib import Path
 
-from bus.kv.settings import follow_log
-from bus.naming.identity import new_id
-from bus.nats.connection import Bus
-from runtime.limits.process_limits import find_limits, log_limits
-from runtime.readiness import announce_failure, announce_ready, watch_parent
-from runtime.role_life import run_role
-from scheduler.ownership.controller import OwnershipController
-from scheduler.recording.event_log import EventLog
-from scheduler.service.owned_queue import new_policy
-from scheduler.service.service import SchedulerService, ServiceOptions
-from scheduler.settings import SchedulerSettings
-from telemetry.log_settings import LogSettings
-from telemetry.logs import RoleLog, configure_logging
+from weir.bus.kv.settings import follow_log
+from weir.bus.naming.identity import new_id
+from weir.bus.nats.connection import Bus
+from weir.runtime.limits.process_limits import find_limits, log_limits
+from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
+from weir.runtime.role_life import run_role
+from weir.scheduler.ownership.controller import OwnershipController
+from weir.scheduler.recording.event_log import EventLog
+from weir.scheduler.service.owned_queue import new_policy
+from weir.scheduler.service.service import SchedulerService, ServiceOptions
+from weir.scheduler.settings import SchedulerSettings
+from weir.telemetry.log_settings import LogSettings
+from weir.telemetry.logs import RoleLog, configure_logging
 
 logger = logging.getLogger("weir.scheduler")
 

@@ -18,15 +18,15 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.batcher import Batcher, DefaultBatcher
-from scheduler.batching.custom_strategy import GuardedStrategy
-from scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
-from scheduler.batching.microbatcher import Microbatcher, forms_microbatches
-from scheduler.batching.request import DuplicateDelivery, QueuedRequest
-from scheduler.batching.request_queue import QueueRules
-from scheduler.batching.retry import UnservedTimeout
-from scheduler.batching.version_scheduler import (
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
+from weir.scheduler.batching.custom_strategy import GuardedStrategy
+from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
+from weir.scheduler.batching.microbatcher import Microbatcher, forms_microbatches
+from weir.scheduler.batching.request import DuplicateDelivery, QueuedRequest
+from weir.scheduler.batching.request_queue import QueueRules
+from weir.scheduler.batching.retry import UnservedTimeout
+from weir.scheduler.batching.version_scheduler import (
     NOTHING_ENDED,
     TIMEOUT_EXPIRED,
     UNAVAILABLE_TIMEOUT_US,
@@ -35,7 +35,7 @@ from scheduler.batching.version_scheduler import (
     VersionScheduler,
     concatenate,
 )
-from scheduler.sequences.scheduler import (
+from weir.scheduler.sequences.scheduler import (
     NO_FORMER_SEQUENCES,
     FormerSequence,
     FormerSequences,
@@ -43,11 +43,11 @@ from scheduler.sequences.scheduler import (
     SequenceScheduler,
     SoughtSequence,
 )
-from scheduler.sequences.sequence import CorrelationId
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.messages import BatchOutcome
+from weir.scheduler.sequences.sequence import CorrelationId
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.messages import BatchOutcome
 
 LATEST = -1
 

@@ -1,4 +1,4 @@
-"""`python -m scheduler.replay FILE`: feeds a recorded event log to a new `ModelScheduler` and compares the results.
+"""`python -m weir.scheduler.replay FILE`: feeds a recorded event log to a new `ModelScheduler` and compares the results.
 
 Prints each event with its batches and ended requests, and each difference to the recorded actions. Exit status 1 if
 there are differences, 2 if the file is not an event log. It uses neither the clock nor the bus.
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.recording.event_rows import FORMAT, FORMAT_VERSION, REQUEST_FIELDS, digest_of, unpack_event
-from scheduler.recording.state_snapshot import UnsupportedState, unpack_state
-from schemas.core.errors import WeirError
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.recording.event_rows import FORMAT, FORMAT_VERSION, REQUEST_FIELDS, digest_of, unpack_event
+from weir.scheduler.recording.state_snapshot import UnsupportedState, unpack_state
+from weir.schemas.core.errors import WeirError
 
 _NO_BATCH_ID = 1 << 62
 """First of the batch ids drawn beyond the recorded ones."""
@@ -180,7 +180,9 @@ def _failure(failure: Failure) -> str:
 
 def main() -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m scheduler.replay", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m weir.scheduler.replay", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("file", type=Path, help="an event log: *.events")
     parser.add_argument("--quiet", action="store_true", help="print differences and totals only")
     arguments = parser.parse_args()

@@ -1,6 +1,6 @@
 """The command line, the supervisor of `weir serve`, and `Server`, which runs a server from a Python program.
 
-The names exported here import none of Weir's other packages; `weir.own_packages` explains why.
+Importing it costs nothing: the names exported here are imported when they are first used.
 """
 
 from __future__ import annotations

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from weir.own_packages import prefer_own_packages
-
 
 def main() -> None:
-    """Run the command line, with Weir's own packages whatever PYTHONPATH contains."""
-    prefer_own_packages()
+    """Run the command line."""
     from weir.commands.app import main as run
 
     run()

@@ -2,46 +2,39 @@
 
     from weir.backend import ArrayBackend, ModelVersion
 
-A backend file runs in a worker process, where Weir's packages take precedence over all others. A program that imports this
-module needs them too; it gets an ImportError if one of its own modules has the name of one of Weir's packages.
+A backend file runs in a worker process. A program that tests one may import this module too.
 """
 
 from __future__ import annotations
 
-from weir.own_packages import check_own_packages
-
-try:
-    from repository.completion import DescribedModel, DescribedTensor
-    from schemas.config.model_config import ModelConfig
-    from schemas.core.errors import ErrorCode, WeirError
-    from schemas.core.requests import InferRequest
-    from schemas.core.tensors import Tensor
-    from worker.backend_api.interface import (
-        RESCHEDULED,
-        Availability,
-        Backend,
-        DeviceLost,
-        DeviceRunner,
-        DeviceTensor,
-        Execution,
-        ExecutionHandle,
-        Instance,
-        InstanceDevice,
-        InstanceDied,
-        InstanceStream,
-        LoadedModel,
-        ModelVersion,
-        Result,
-    )
-    from worker.backends.array import ArrayBackend, ArrayFunction, ArrayInstance, ArrayRunner
-    from worker.backends.instance_backend import Device, InstanceBackend
-    from worker.cuda.arrays import DeviceArray
-    from worker.cuda.device_instance import DeviceInstance
-    from worker.devices.gpus import WorkerDevices
-    from worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
-except ImportError:
-    check_own_packages(__name__)
-    raise
+from weir.repository.completion import DescribedModel, DescribedTensor
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import (
+    RESCHEDULED,
+    Availability,
+    Backend,
+    DeviceLost,
+    DeviceRunner,
+    DeviceTensor,
+    Execution,
+    ExecutionHandle,
+    Instance,
+    InstanceDevice,
+    InstanceDied,
+    InstanceStream,
+    LoadedModel,
+    ModelVersion,
+    Result,
+)
+from weir.worker.backends.array import ArrayBackend, ArrayFunction, ArrayInstance, ArrayRunner
+from weir.worker.backends.instance_backend import Device, InstanceBackend
+from weir.worker.cuda.arrays import DeviceArray
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
 
 __all__ = [
     "RESCHEDULED",

@@ -1,7 +1,6 @@
 """The errors that `weir.Server`, its client and the commands raise.
 
-The module imports none of Weir's other packages; `weir.own_packages` explains why.
-Source: Triton's error codes and their gRPC statuses; `schemas.core.errors` is the server's side of the same table.
+Source: Triton's error codes and their gRPC statuses; `weir.schemas.core.errors` is the server's side of the same table.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from typing import Annotated, Any, NamedTuple, Self, get_type_hints
 
 import typer
 
-from bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer
-from bus.nats.embedded_server import url_of_folder
 from weir import DATA_DIR_VARIABLE, NATS_URL_VARIABLE
+from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer
+from weir.bus.nats.embedded_server import url_of_folder
 from weir.options.broker import ACCESS_OPTIONS
 from weir.options.option import UsageError
 
@@ -54,7 +54,7 @@ class BrokerTarget(NamedTuple):
         """Connect a `Bus` as user "admin". Raises OSError if the broker does not reply within `timeout_s`."""
         import asyncio
 
-        from bus.nats.connection import Bus
+        from weir.bus.nats.connection import Bus
 
         async with asyncio.TaskGroup() as background:
             try:

@@ -19,9 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from weir.errors import StartError
-
-READY_FD = "WEIR_READY_FD"
-"""Names the pipe for the ready line. That of `runtime.readiness`, which a program can't import (`weir.own_packages`)."""
+from weir.runtime.readiness import READY_FD
 
 _COMMAND = (sys.executable, "-P", "-m", "weir", "serve")
 

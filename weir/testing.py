@@ -21,32 +21,26 @@ from typing import Any
 
 import numpy as np
 
-from weir.own_packages import check_own_packages
-
-try:
-    from bus.payloads.arena import PayloadReader
-    from repository.layout import ModelRepository
-    from schemas.config.model_config import ModelConfig
-    from schemas.core.errors import WeirError, internal, invalid
-    from schemas.core.requests import InferRequest, RequestedOutput
-    from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, PayloadRef, Tensor, as_array
-    from schemas.wire.messages import (
-        BatchEntry,
-        BatchMessage,
-        BatchOutcome,
-        ResponseEnvelope,
-        unpack_responses,
-    )
-    from schemas.wire.request_body import pack_body
-    from worker.backends.registry import BackendRegistry
-    from worker.devices.gpus import WorkerDevices
-    from worker.execution.batch_execution import BatchUpdate
-    from worker.execution.instance import ModelEnvironment, ModelInstance
-    from worker.execution.running_batch import RunningBatch
-    from worker.lifecycle.loader import ModelLoader
-except ImportError:
-    check_own_packages(__name__)
-    raise
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.layout import ModelRepository
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, PayloadRef, Tensor, as_array
+from weir.schemas.wire.messages import (
+    BatchEntry,
+    BatchMessage,
+    BatchOutcome,
+    ResponseEnvelope,
+    unpack_responses,
+)
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backends.registry import BackendRegistry
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import ModelEnvironment, ModelInstance
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.lifecycle.loader import ModelLoader
 
 __all__ = ["BackendRun", "run_backend"]
 

@@ -1,7 +1,7 @@
 """`BatchDispatcher`: takes batches from the bus to instances, and what leaves the instances back to the bus.
 
-Runs in the event loop, except where it says otherwise; it never decodes a request. See `worker.execution` for what happens
-to a batch between `RunningBatch` and `BatchUpdate`.
+Runs in the event loop, except where it says otherwise; it never decodes a request. See `weir.worker.execution` for what
+happens to a batch between `RunningBatch` and `BatchUpdate`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from itertools import count
 
 from msgspec.structs import astuple, replace
 
-from bus.links.framing import Outgoing
-from bus.naming import subjects
-from bus.nats.connection import Bus, Message
-from bus.nats.thread_publisher import ThreadPublisher
-from bus.payloads.fetcher import PayloadFetcher
-from runtime.containment import contained
-from schemas.core.errors import Reason, unavailable
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import (
+from weir.bus.links.framing import Outgoing
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.thread_publisher import ThreadPublisher
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import Reason, unavailable
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import (
     NO_REPLY,
     BatchCompletion,
     BatchMessage,
@@ -35,16 +35,16 @@ from schemas.wire.messages import (
     pack_error,
     pack_responses,
 )
-from worker.direct_dispatch import DirectDispatcher
-from worker.ensembles.instance import EnsembleInstance
-from worker.execution.batch_execution import MAX_HELD_S, MAX_STUCK_S, BatchUpdate
-from worker.execution.instance import ModelInstance
-from worker.execution.microbatch import Microbatch
-from worker.execution.remote_payloads import RemotePayloads
-from worker.execution.running_batch import RunningBatch
-from worker.lifecycle.loader import LoadResult
-from worker.lifecycle.served_version import AnyInstance, ServedVersion
-from worker.sequence_reports import SequenceRoll
+from weir.worker.direct_dispatch import DirectDispatcher
+from weir.worker.ensembles.instance import EnsembleInstance
+from weir.worker.execution.batch_execution import MAX_HELD_S, MAX_STUCK_S, BatchUpdate
+from weir.worker.execution.instance import ModelInstance
+from weir.worker.execution.microbatch import Microbatch
+from weir.worker.execution.remote_payloads import RemotePayloads
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.lifecycle.loader import LoadResult
+from weir.worker.lifecycle.served_version import AnyInstance, ServedVersion
+from weir.worker.sequence_reports import SequenceRoll
 
 logger = logging.getLogger("weir.worker")
 

@@ -29,20 +29,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import count
 
-from bus.naming import subjects
-from bus.naming.identity import lies_elsewhere
-from bus.nats.connection import Bus
-from client.in_flight import PendingRequest
-from runtime.containment import contained
-from schemas.core.requests import Lane
-from schemas.core.tensors import PayloadRef
-from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, DirectGrant, DirectRunReport, DirectRuns
-from telemetry.logs import log_request, logs_requests
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import ModelInstance
-from worker.execution.running_batch import RunningBatch
-from worker.lifecycle.loader import LoadResult
-from worker.lifecycle.served_version import ServedVersion
+from weir.bus.naming import subjects
+from weir.bus.naming.identity import lies_elsewhere
+from weir.bus.nats.connection import Bus
+from weir.calls.in_flight import PendingRequest
+from weir.runtime.containment import contained
+from weir.schemas.core.requests import Lane
+from weir.schemas.core.tensors import PayloadRef
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, DirectGrant, DirectRunReport, DirectRuns
+from weir.telemetry.logs import log_request, logs_requests
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import ModelInstance
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.lifecycle.loader import LoadResult
+from weir.worker.lifecycle.served_version import ServedVersion
 
 logger = logging.getLogger("weir.worker")
 

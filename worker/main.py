@@ -12,64 +12,64 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.kv.desired_models import DesiredModels
-from bus.kv.model_files import ModelFiles
-from bus.kv.presence import Presence
-from bus.kv.sequence_states import SequenceStates
-from bus.kv.settings import follow_log
-from bus.links.tcp import TcpListener
-from bus.naming.identity import own_id
-from bus.nats.connection import Bus
-from bus.nats.remote_links import listen_for_links
-from bus.nats.thread_publisher import ThreadPublisher
-from bus.payloads.arena import limit_payloads, process_budget, remove_dead_segments
-from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.server import PayloadServer
-from client.cache.config import CacheConfig
-from client.model_control import ModelControl
-from repository.layout import ModelRepository
-from runtime.limits.process_limits import computing_threads, find_limits, log_limits, show_bytes
-from runtime.locked_folder import remove_abandoned_folders
-from runtime.processes.state import own_identity
-from runtime.readiness import announce_failure, announce_ready, watch_parent
-from runtime.role_life import run_role
-from schemas.config.parameters import ResourceAmounts, read_resource
-from schemas.core.errors import invalid
-from schemas.wire.registry import WorkerRecord
-from telemetry.log_settings import LogSettings
-from telemetry.logs import RoleLog, configure_logging
-from telemetry.metrics_config import MetricsConfig, parse_metrics_config
-from worker.backend_api.custom_metrics import ModelMetrics
-from worker.backend_api.inference_client import ClientOptions, InferenceClient
-from worker.backends.python.calls import ProcessCallServer
-from worker.backends.registry import BackendRegistry
-from worker.batch_dispatch import BatchDispatcher
-from worker.cuda.ipc_memory import IpcAllocation, pinned_array
-from worker.cuda.pinned import PINNED
-from worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryService, gpu_uuids
-from worker.devices.gpus import GpuMemory, WorkerDevices, find_gpus, gpu_limits
-from worker.devices.host_policy import HostPolicies
-from worker.devices.metrics import DevicePoller, find_nvml
-from worker.direct_dispatch import DirectDispatcher
-from worker.ensembles.backend import EnsembleBackend
-from worker.ensembles.dependencies import DependencyWatcher
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import ModelEnvironment
-from worker.execution.rate_limiter import rate_limiter_permits
-from worker.execution.shared_memory import SharedMemoryAccess
-from worker.lifecycle import mirror_folder, override_folder
-from worker.lifecycle.coordination import DrainCoordinator, RollingReload
-from worker.lifecycle.loader import LoadPolicy, ModelLoader
-from worker.lifecycle.mirror import CacheOptions, open_mirrors
-from worker.lifecycle.model_state import ManagedModels, RecordPublisher
-from worker.lifecycle.placement import ModelPlacement
-from worker.lifecycle.reconciler import ModelReconciler, check_startup_models
-from worker.lifecycle.transitions import LifecycleContext
-from worker.queries import QueryService
-from worker.repository_agents import agents
-from worker.sequence_reports import SequenceReporter
-from worker.service import CounterSources, WorkerService
-from worker.settings import WorkerSettings
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.kv.model_files import ModelFiles
+from weir.bus.kv.presence import Presence
+from weir.bus.kv.sequence_states import SequenceStates
+from weir.bus.kv.settings import follow_log
+from weir.bus.links.tcp import TcpListener
+from weir.bus.naming.identity import own_id
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.remote_links import listen_for_links
+from weir.bus.nats.thread_publisher import ThreadPublisher
+from weir.bus.payloads.arena import limit_payloads, process_budget, remove_dead_segments
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.server import PayloadServer
+from weir.calls.cache.config import CacheConfig
+from weir.calls.model_control import ModelControl
+from weir.repository.layout import ModelRepository
+from weir.runtime.limits.process_limits import computing_threads, find_limits, log_limits, show_bytes
+from weir.runtime.locked_folder import remove_abandoned_folders
+from weir.runtime.processes.state import own_identity
+from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
+from weir.runtime.role_life import run_role
+from weir.schemas.config.parameters import ResourceAmounts, read_resource
+from weir.schemas.core.errors import invalid
+from weir.schemas.wire.registry import WorkerRecord
+from weir.telemetry.log_settings import LogSettings
+from weir.telemetry.logs import RoleLog, configure_logging
+from weir.telemetry.metrics_config import MetricsConfig, parse_metrics_config
+from weir.worker.backend_api.custom_metrics import ModelMetrics
+from weir.worker.backend_api.inference_client import ClientOptions, InferenceClient
+from weir.worker.backends.python.calls import ProcessCallServer
+from weir.worker.backends.registry import BackendRegistry
+from weir.worker.batch_dispatch import BatchDispatcher
+from weir.worker.cuda.ipc_memory import IpcAllocation, pinned_array
+from weir.worker.cuda.pinned import PINNED
+from weir.worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryService, gpu_uuids
+from weir.worker.devices.gpus import GpuMemory, WorkerDevices, find_gpus, gpu_limits
+from weir.worker.devices.host_policy import HostPolicies
+from weir.worker.devices.metrics import DevicePoller, find_nvml
+from weir.worker.direct_dispatch import DirectDispatcher
+from weir.worker.ensembles.backend import EnsembleBackend
+from weir.worker.ensembles.dependencies import DependencyWatcher
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import ModelEnvironment
+from weir.worker.execution.rate_limiter import rate_limiter_permits
+from weir.worker.execution.shared_memory import SharedMemoryAccess
+from weir.worker.lifecycle import mirror_folder, override_folder
+from weir.worker.lifecycle.coordination import DrainCoordinator, RollingReload
+from weir.worker.lifecycle.loader import LoadPolicy, ModelLoader
+from weir.worker.lifecycle.mirror import CacheOptions, open_mirrors
+from weir.worker.lifecycle.model_state import ManagedModels, RecordPublisher
+from weir.worker.lifecycle.placement import ModelPlacement
+from weir.worker.lifecycle.reconciler import ModelReconciler, check_startup_models
+from weir.worker.lifecycle.transitions import LifecycleContext
+from weir.worker.queries import QueryService
+from weir.worker.repository_agents import agents
+from weir.worker.sequence_reports import SequenceReporter
+from weir.worker.service import CounterSources, WorkerService
+from weir.worker.settings import WorkerSettings
 
 logger = logging.getLogger("weir.worker")
 

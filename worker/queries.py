@@ -6,14 +6,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from repository.layout import ModelRepository
-from runtime.containment import contained
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.model_control import ReadinessQuery, ReadinessReply, RepositoryView
-from worker.lifecycle.loader import LoadResult
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.repository.layout import ModelRepository
+from weir.runtime.containment import contained
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.model_control import ReadinessQuery, ReadinessReply, RepositoryView
+from weir.worker.lifecycle.loader import LoadResult
 
 logger = logging.getLogger("weir.worker")
 

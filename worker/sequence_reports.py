@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from runtime.containment import contained
-from schemas.core.requests import SEQUENCE_END
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import NO_REPLY, BatchMessage, SequenceQuery, SequenceReport, StartedSequence
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.runtime.containment import contained
+from weir.schemas.core.requests import SEQUENCE_END
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import NO_REPLY, BatchMessage, SequenceQuery, SequenceReport, StartedSequence
 
 logger = logging.getLogger("weir.worker")
 

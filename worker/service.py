@@ -1,7 +1,7 @@
 """`WorkerService`: what the rest of the cluster sees of a worker: its records, heartbeats and counters.
 
 The event loop does nothing costly: batches are decoded, run and encoded in the threads of the instances. How batches get
-there is in `worker.batch_dispatch`.
+there is in `weir.worker.batch_dispatch`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bus.kv.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from bus.nats.thread_publisher import ThreadPublisher
-from bus.payloads.fetcher import PayloadFetcher, fetched_bytes
-from bus.payloads.server import PayloadServer
-from bus.streams.declarations import ensure_streams
-from runtime.containment import contained
-from runtime.loop_lag import process_health
-from runtime.ticks import next_tick
-from schemas.wire.registry import Heartbeat, ModelRecord, WorkerRecord
-from schemas.wire.statistics import pack_counters
-from telemetry.instruments import Utilization
-from worker.batch_dispatch import BatchDispatcher
-from worker.cuda.pinned import PINNED
-from worker.devices.metrics import DevicePoller
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.microbatch import Microbatch
-from worker.execution.running_batch import RunningBatch
-from worker.lifecycle.loader import LoadResult
-from worker.lifecycle.served_version import ServedVersion
+from weir.bus.kv.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.thread_publisher import ThreadPublisher
+from weir.bus.payloads.fetcher import PayloadFetcher, fetched_bytes
+from weir.bus.payloads.server import PayloadServer
+from weir.bus.streams.declarations import ensure_streams
+from weir.runtime.containment import contained
+from weir.runtime.loop_lag import process_health
+from weir.runtime.ticks import next_tick
+from weir.schemas.wire.registry import Heartbeat, ModelRecord, WorkerRecord
+from weir.schemas.wire.statistics import pack_counters
+from weir.telemetry.instruments import Utilization
+from weir.worker.batch_dispatch import BatchDispatcher
+from weir.worker.cuda.pinned import PINNED
+from weir.worker.devices.metrics import DevicePoller
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.microbatch import Microbatch
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.lifecycle.loader import LoadResult
+from weir.worker.lifecycle.served_version import ServedVersion
 
 logger = logging.getLogger("weir.worker")
 

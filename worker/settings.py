@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bus.nats.access import NO_ACCESS, BrokerAccess
-from telemetry.log_settings import LogOptions
+from weir.bus.nats.access import NO_ACCESS, BrokerAccess
+from weir.telemetry.log_settings import LogOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psutil
 
-from bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats
-from runtime.child_processes import dies_with_parent
-from runtime.readiness import READY_FD
+from weir.bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats
+from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.readiness import READY_FD
 
 _ROOT = Path(__file__).parents[2]
 _STOP_S = 30.0

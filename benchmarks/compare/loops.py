@@ -9,11 +9,11 @@ import uvloop
 
 from benchmarks.compare.payload import Payload
 from benchmarks.compare.targets import Protocol
-from perf.clients.addresses import ServerAddress
-from perf.clients.grpc import GrpcClient
-from perf.clients.http import HttpClient
-from perf.measurement.distribution import Window
-from perf.measurement.loops import ClosedLoop
+from weir.perf.clients.addresses import ServerAddress
+from weir.perf.clients.grpc import GrpcClient
+from weir.perf.clients.http import HttpClient
+from weir.perf.measurement.distribution import Window
+from weir.perf.measurement.loops import ClosedLoop
 
 _LIMIT_S = 30.0
 

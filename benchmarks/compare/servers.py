@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.compare.installation import TritonInstallation
 from benchmarks.compare.networks import NETWORKS
 from benchmarks.compare.targets import Protocol
-from runtime.child_processes import dies_with_parent
+from weir.runtime.child_processes import dies_with_parent
 
 _TRITON_MODEL = Path(__file__).with_name("triton_model.py")
 _START_S = 120.0

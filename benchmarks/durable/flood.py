@@ -16,10 +16,10 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from bus.nats.connection import Bus, Message
-from bus.nats.headers import pack_headers
-from bus.streams.acked_publisher import AckedPublisher, StoreAck
-from bus.streams.pull import StandingPull
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.headers import pack_headers
+from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck
+from weir.bus.streams.pull import StandingPull
 
 _LEAST_ATOMIC = 16
 """Fewer are cheaper one by one."""

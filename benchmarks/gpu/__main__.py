@@ -30,7 +30,7 @@ from benchmarks.gpu.overlap import overlap
 from benchmarks.gpu.plan import Plan, rehearsal
 from benchmarks.gpu.report import Results, Section
 from benchmarks.gpu.throughput import side_by_side, switches, throughput
-from worker.devices.gpus import find_gpus
+from weir.worker.devices.gpus import find_gpus
 
 SECTIONS: Mapping[str, Callable[[Plan], Section]] = {
     "overlap": overlap,

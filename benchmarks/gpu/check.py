@@ -39,7 +39,7 @@ def environment(site: Path) -> dict[str, str]:
 
 NEEDED = """
 import importlib.util, sys
-from worker.devices.gpus import find_gpus
+from weir.worker.devices.gpus import find_gpus
 
 def lacks(name):
     try:

@@ -1,6 +1,6 @@
 """`simulate`: simulated workers and a virtual clock around the policies of `weir scheduler`.
 
-It does what `scheduler.service.service` does: all arrivals at one time are enqueued before anything is dispatched, a
+It does what `weir.scheduler.service.service` does: all arrivals at one time are enqueued before anything is dispatched, a
 timer is set to the time at which the policy wants to run again, and `expire` is called once a second. There is no
 asyncio and no real time: the next event is the earliest of a heap.
 """
@@ -14,12 +14,12 @@ from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.scenario import RECORDED, Scenario
 from benchmarks.simulation.virtual_clock import NEVER, Stuck, VirtualClock
 from benchmarks.simulation.workload import Workload, service_factors, workload_of
-from scheduler.batching.batch import Batch
-from scheduler.batching.request import NO_FRAME, requests_of
-from scheduler.batching.version_scheduler import Ended
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.placement.instances import Instance
-from schemas.wire.messages import BatchOutcome, RequestEnvelope
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.request import NO_FRAME, requests_of
+from weir.scheduler.batching.version_scheduler import Ended
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.placement.instances import Instance
+from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 _GATEWAY, _BODY, _VERSION, _LATEST = "gateway", b"", 1, -1
 _TICK_US = 1_000_000

@@ -18,12 +18,12 @@ import numpy as np
 from benchmarks.simulation.owners import TICK_US, Move, Owners, owners_of
 from benchmarks.simulation.traffic import Fleet, FleetScenario
 from benchmarks.simulation.virtual_clock import NEVER, VirtualClock
-from scheduler.batching.batch import Batch
-from scheduler.batching.request import NO_FRAME, requests_of
-from scheduler.batching.version_scheduler import Ended
-from scheduler.model_scheduler import ModelScheduler
-from schemas.config.model_config import ModelConfig
-from schemas.wire.messages import BatchOutcome, RequestEnvelope
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.request import NO_FRAME, requests_of
+from weir.scheduler.batching.version_scheduler import Ended
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 _VERSION, _LATEST, _GATEWAY, _BODY = 1, -1, "gateway", b""
 _PATIENCE_US = 600_000_000

@@ -1,6 +1,6 @@
 """Ownership of queues in a simulated cluster, and how it changes when a scheduler joins or dies.
 
-In `PolicyOwners` each scheduler decides by `scheduler.ownership.policy`, as `weir scheduler` does, with a simulated
+In `PolicyOwners` each scheduler decides by `weir.scheduler.ownership.policy`, as `weir scheduler` does, with a simulated
 record store and simulated messages. `EvenSpread` spreads queues evenly with global knowledge, as a reference.
 """
 
@@ -77,9 +77,9 @@ class PolicyOwners:
     """Schedulers that decide by the policy. Messages and writes take no time; a death is noticed at the next tick."""
 
     def __init__(self, queues: Sequence[str], schedulers: Sequence[str]) -> None:
-        from bus.naming.live_queues import LiveQueue
+        from weir.bus.naming.live_queues import LiveQueue
 
-        self._policy: Any = importlib.import_module("scheduler.ownership.policy")
+        self._policy: Any = importlib.import_module("weir.scheduler.ownership.policy")
         self._queues = [LiveQueue(queue) for queue in sorted(queues)]
         self._records: dict[Any, tuple[str, int]] = {}
         self._epoch = 0
@@ -148,7 +148,7 @@ class PolicyOwners:
 
 def owners_of(name: str, queues: Sequence[str], schedulers: Sequence[str]) -> Owners:
     """`policy`, `even`, or `auto`: the policy where there is one."""
-    has_policy = importlib.util.find_spec("scheduler.ownership.policy") is not None
+    has_policy = importlib.util.find_spec("weir.scheduler.ownership.policy") is not None
     if name == "policy" or (name == "auto" and has_policy):
         return PolicyOwners(queues, schedulers)
     return EvenSpread(queues, schedulers)

@@ -6,7 +6,7 @@ import argparse
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-from schemas.config.model_config import ModelConfig
+from weir.schemas.config.model_config import ModelConfig
 
 DYNAMIC, DEFAULT, DIRECT, OLDEST, RECORDED = "dynamic", "default", "direct", "oldest", "recorded"
 SEQUENCES = (DIRECT, OLDEST)

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulation.scenario import SEQUENCES, Scenario, mix
-from scheduler.batching.request import QueuedRequest
-from scheduler.replay import NotAnEventLog, Replay, read_log
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.replay import NotAnEventLog, Replay, read_log
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 
 _CHUNK = 65_536
 

@@ -99,7 +99,7 @@ async def main() -> None:
     parser.add_argument("--window", type=int, default=256, help="how many may wait for their acknowledgement")
     parser.add_argument("--atomic", type=int, metavar="COUNT", help="publish so many at a time, all or none")
     options = parser.parse_args()
-    paths = options.files or sorted((Path(__file__).parents[2] / "bus").glob("*.py"))
+    paths = options.files or sorted((Path(__file__).parents[2] / "weir/bus").glob("*.py"))
     client = await nats.connect(options.url)
     began = time.perf_counter()
     try:

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from bus.kv.desired_models import DesiredModels
-from bus.streams.history import ModelHistory
-from client.catalog import Catalog
-from client.model_control import ModelControl
-from gateway.admin.peers import Synchronise, no_peers
-from gateway.admin.traffic import TrafficControl
-from schemas.core.errors import WeirError, invalid, not_found
-from schemas.wire.history import (
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.streams.history import ModelHistory
+from weir.calls.catalog import Catalog
+from weir.calls.model_control import ModelControl
+from weir.gateway.admin.peers import Synchronise, no_peers
+from weir.gateway.admin.traffic import TrafficControl
+from weir.schemas.core.errors import WeirError, invalid, not_found
+from weir.schemas.wire.history import (
     LOAD,
     MAX_CONFIG_BYTES,
     ROLLBACK,

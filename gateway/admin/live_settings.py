@@ -5,13 +5,13 @@ A change is in effect in all gateways when its client gets the response, and in 
 
 from __future__ import annotations
 
-from bus.kv.settings import LOGGING, TRACE, SharedSettings
-from client.tracing import Tracing
-from gateway.admin.peers import Synchronise, no_peers
-from telemetry import log_settings
-from telemetry.logs import RoleLog
-from telemetry.tracing import settings as trace_settings
-from telemetry.tracing.settings import pack_overrides, unpack_overrides
+from weir.bus.kv.settings import LOGGING, TRACE, SharedSettings
+from weir.calls.tracing import Tracing
+from weir.gateway.admin.peers import Synchronise, no_peers
+from weir.telemetry import log_settings
+from weir.telemetry.logs import RoleLog
+from weir.telemetry.tracing import settings as trace_settings
+from weir.telemetry.tracing.settings import pack_overrides, unpack_overrides
 
 
 class LiveSettings:

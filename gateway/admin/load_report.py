@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 
 import orjson
 
-from cluster.counters.collection import Statistics
-from schemas.core.names import plain_name
-from schemas.wire.statistics import FamilyCounters, LoadCounters, SchedulerCounters
+from weir.cluster.counters.collection import Statistics
+from weir.schemas.core.names import plain_name
+from weir.schemas.wire.statistics import FamilyCounters, LoadCounters, SchedulerCounters
 
 REQUEST_HEADER = b"endpoint-load-metrics-format"
 RESPONSE_HEADER = b"endpoint-load-metrics"

@@ -9,11 +9,11 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from schemas.core.tensors import BY_CONFIG_NAME
+from weir.schemas.core.tensors import BY_CONFIG_NAME
 
 if TYPE_CHECKING:
-    from client.catalog import ServedModel
-    from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
+    from weir.calls.catalog import ServedModel
+    from weir.schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
 
 EXTENSIONS = (
     "classification",

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
-from bus.kv.presence import PresenceView
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from bus.nats.replies import ReplyInbox
-from runtime.log_limiter import LogLimiter
+from weir.bus.kv.presence import PresenceView
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.replies import ReplyInbox
+from weir.runtime.log_limiter import LogLimiter
 
 logger = logging.getLogger("weir.gateway")
 

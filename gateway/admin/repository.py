@@ -11,18 +11,18 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from bus.kv.desired_models import DesiredModels
-from bus.kv.registry import RegistryView
-from bus.naming import subjects
-from bus.nats.connection import Bus, Message
-from client.model_control import ModelControl
-from gateway.admin.history import LoadRecorder
-from gateway.admin.peers import Synchronise, no_peers
-from schemas.core.names import plain_name
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.history import LOAD, UNLOAD
-from schemas.wire.model_control import RegisteredFolder, RepositoryView
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.kv.registry import RegistryView
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.calls.model_control import ModelControl
+from weir.gateway.admin.history import LoadRecorder
+from weir.gateway.admin.peers import Synchronise, no_peers
+from weir.schemas.core.names import plain_name
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.history import LOAD, UNLOAD
+from weir.schemas.wire.model_control import RegisteredFolder, RepositoryView
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 
 logger = logging.getLogger("weir.gateway")
 

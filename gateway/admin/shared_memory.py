@@ -21,19 +21,19 @@ from typing import Any
 from nats.errors import Error as NatsError
 from nats.js.kv import KV_DEL, KV_OP
 
-from bus.kv.registry import RegistryView
-from bus.kv.view import KvView
-from bus.naming import subjects
-from bus.naming.identity import host, shares_memory
-from bus.nats.connection import Bus, Message
-from bus.nats.replies import ReplyInbox
-from bus.payloads.client_regions import file_name, object_facts, reserved_prefix
-from bus.streams.declarations import ensure_regions_bucket
-from gateway.admin.peers import Synchronise, no_peers
-from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, not_found, overloaded, unavailable
-from schemas.core.tensors import ClientRef
-from schemas.kserve.regions import CUDA, CUDA_HANDLE_BYTES, SYSTEM, CudaOpened, CudaOpening, Region, unknown_region
-from schemas.wire.codec import MalformedMessage
+from weir.bus.kv.registry import RegistryView
+from weir.bus.kv.view import KvView
+from weir.bus.naming import subjects
+from weir.bus.naming.identity import host, shares_memory
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.replies import ReplyInbox
+from weir.bus.payloads.client_regions import file_name, object_facts, reserved_prefix
+from weir.bus.streams.declarations import ensure_regions_bucket
+from weir.gateway.admin.peers import Synchronise, no_peers
+from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, not_found, overloaded, unavailable
+from weir.schemas.core.tensors import ClientRef
+from weir.schemas.kserve.regions import CUDA, CUDA_HANDLE_BYTES, SYSTEM, CudaOpened, CudaOpening, Region, unknown_region
+from weir.schemas.wire.codec import MalformedMessage
 
 logger = logging.getLogger("weir.gateway")
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from client.cache.response_cache import CacheCounters
-from client.catalog import Catalog, check_version
-from cluster.counters.collection import Statistics
-from schemas.core.errors import invalid
-from schemas.wire.statistics import pack_counters
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.calls.cache.response_cache import CacheCounters
+from weir.calls.catalog import Catalog, check_version
+from weir.cluster.counters.collection import Statistics
+from weir.schemas.core.errors import invalid
+from weir.schemas.wire.statistics import pack_counters
 
 
 class CacheCounterReporter:

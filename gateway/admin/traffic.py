@@ -10,19 +10,19 @@ import math
 import time
 from typing import Any, Literal, NamedTuple
 
-from bus.kv.traffic import TrafficRecords
-from bus.streams.history import ModelHistory
-from bus.streams.shadow_samples import SampleInfo, ShadowSamples
-from client.catalog import Catalog
-from client.traffic.counters import TrafficCounters, TrafficTotals
-from client.traffic.ramp import STEPS, ramp_weights, read_conditions
-from client.traffic.shadow import WorstRequest
-from gateway.admin.peers import Synchronise, no_peers
-from schemas.config.traffic import MAX_ARMS, MAX_VERSION, TrafficRule, weights_text
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from schemas.core.tensors import as_array
-from schemas.wire.history import TRAFFIC, ModelChange, TrafficState
-from schemas.wire.traffic import OutputRow, RampState, SampleTensor, ShadowRule, TrafficRecord
+from weir.bus.kv.traffic import TrafficRecords
+from weir.bus.streams.history import ModelHistory
+from weir.bus.streams.shadow_samples import SampleInfo, ShadowSamples
+from weir.calls.catalog import Catalog
+from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
+from weir.calls.traffic.ramp import STEPS, ramp_weights, read_conditions
+from weir.calls.traffic.shadow import WorstRequest
+from weir.gateway.admin.peers import Synchronise, no_peers
+from weir.schemas.config.traffic import MAX_ARMS, MAX_VERSION, TrafficRule, weights_text
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.schemas.core.tensors import as_array
+from weir.schemas.wire.history import TRAFFIC, ModelChange, TrafficState
+from weir.schemas.wire.traffic import OutputRow, RampState, SampleTensor, ShadowRule, TrafficRecord
 
 logger = logging.getLogger("weir.gateway")
 

@@ -1,1 +1,1 @@
-"""The gRPC frontend: `inference.GRPCInferenceService` as Triton's clients expect it, on `gateway.http2`."""
+"""The gRPC frontend: `inference.GRPCInferenceService` as Triton's clients expect it, on `weir.gateway.http2`."""

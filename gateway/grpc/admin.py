@@ -6,16 +6,16 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from gateway.admin.metadata import model_metadata, server_metadata
-from gateway.admin.repository import UNLOAD_DEPENDENTS
-from gateway.admin.statistics import model_statistics
-from gateway.context import GatewayContext
-from gateway.grpc.codec import read_version
-from gateway.grpc.handlers import Methods, unary, unary_async
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from schemas.kserve.regions import CUDA, SYSTEM
-from telemetry import log_settings
-from telemetry.tracing import settings as trace_settings
+from weir.gateway.admin.metadata import model_metadata, server_metadata
+from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
+from weir.gateway.admin.statistics import model_statistics
+from weir.gateway.context import GatewayContext
+from weir.gateway.grpc.codec import read_version
+from weir.gateway.grpc.handlers import Methods, unary, unary_async
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.schemas.kserve.regions import CUDA, SYSTEM
+from weir.telemetry import log_settings
+from weir.telemetry.tracing import settings as trace_settings
 
 
 def metadata_methods(context: GatewayContext) -> Methods:

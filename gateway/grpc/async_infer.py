@@ -12,15 +12,15 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from client.catalog import Catalog
-from durable.api.acceptance import BROKER_ERRORS, AcceptedRequest
-from durable.api.async_requests import AsyncRequests
-from durable.api.errors import broker_unavailable, reject_region
-from durable.api.options import AsyncRequestOptions
-from gateway.access import add_parameters
-from gateway.context import GatewayContext
-from gateway.grpc.call import UnaryCall
-from gateway.grpc.codec import (
+from weir.calls.catalog import Catalog
+from weir.durable.api.acceptance import BROKER_ERRORS, AcceptedRequest
+from weir.durable.api.async_requests import AsyncRequests
+from weir.durable.api.errors import broker_unavailable, reject_region
+from weir.durable.api.options import AsyncRequestOptions
+from weir.gateway.access import add_parameters
+from weir.gateway.context import GatewayContext
+from weir.gateway.grpc.call import UnaryCall
+from weir.gateway.grpc.codec import (
     SplitMessage,
     decode_split,
     read_version,
@@ -28,11 +28,11 @@ from gateway.grpc.codec import (
     split_request,
     write_parameters,
 )
-from gateway.grpc.messages import Message
-from gateway.grpc.offload import READ_REQUEST, is_long, offload_parts, offloaded_message
-from gateway.grpc.status import call_error
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.kserve.request import build_infer_request
+from weir.gateway.grpc.messages import Message
+from weir.gateway.grpc.offload import READ_REQUEST, is_long, offload_parts, offloaded_message
+from weir.gateway.grpc.status import call_error
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.kserve.request import build_infer_request
 
 
 class AsyncInferHandler:
@@ -96,7 +96,7 @@ class AsyncInferHandler:
 
 def _fail(call: UnaryCall, error: Exception) -> None:
     call.on_cancel = None
-    call.fail(call_error(error, "gateway.grpc.async_infer: answering a call"))
+    call.fail(call_error(error, "weir.gateway.grpc.async_infer: answering a call"))
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from client.request_headers import deadline_ms_in
-from durable.api.options import read_preferences
-from gateway.access import OPEN, Access
-from gateway.connection_memory import no_memory
-from gateway.grpc.messages import (
+from weir.calls.request_headers import deadline_ms_in
+from weir.durable.api.options import read_preferences
+from weir.gateway.access import OPEN, Access
+from weir.gateway.connection_memory import no_memory
+from weir.gateway.grpc.messages import (
     ENCODINGS,
     PREFIX_BYTES,
     Message,
@@ -26,16 +26,16 @@ from gateway.grpc.messages import (
     accepted_encoding,
     message_prefix,
 )
-from gateway.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status, http_error
-from gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
-from gateway.http2.headers import RequestHead
-from gateway.http2.stream import Stream
-from gateway.inflation import inflate
-from gateway.stall_detection import StallDetector, StalledRequestError
-from runtime.containment import report
-from runtime.memory_ledger import Account
-from schemas.core.errors import WeirError
-from schemas.core.requests import Parameters
+from weir.gateway.grpc.status import OK_TRAILERS, RESPONSE_HEADERS, CallError, Status, http_error
+from weir.gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
+from weir.gateway.http2.headers import RequestHead
+from weir.gateway.http2.stream import Stream
+from weir.gateway.inflation import inflate
+from weir.gateway.stall_detection import StallDetector, StalledRequestError
+from weir.runtime.containment import report
+from weir.runtime.memory_ledger import Account
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import Parameters
 
 _LEAST_BUFFER_BYTES = 64 * 1024 * 1024
 
@@ -327,7 +327,7 @@ def inflate_message(
         elif isinstance(error, CallError):
             take(error)
         elif isinstance(error, Exception):
-            report("gateway.grpc.call: decompressing a message", error)
+            report("weir.gateway.grpc.call: decompressing a message", error)
             take(CallError(Status.INTERNAL, "internal server error"))
 
     async def run() -> Message:

@@ -20,12 +20,19 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2
 
-from schemas.core.errors import internal, invalid
-from schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits, invalid_request, long_correlation_id
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, Parameters, RequestedOutput
-from schemas.core.tensors import DATATYPES, MAX_ELEMENT_COUNT, ClientRef, Reference, Tensor, pack_bytes
-from schemas.kserve.regions import FindRegion, no_regions, region_parameters
-from schemas.kserve.response import MAX_WRITTEN_BYTES, LongOutputs, classify
+from weir.schemas.core.errors import internal, invalid
+from weir.schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits, invalid_request, long_correlation_id
+from weir.schemas.core.requests import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    RequestedOutput,
+)
+from weir.schemas.core.tensors import DATATYPES, MAX_ELEMENT_COUNT, ClientRef, Reference, Tensor, pack_bytes
+from weir.schemas.kserve.regions import FindRegion, no_regions, region_parameters
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, LongOutputs, classify
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message that gRPC can carry, and Triton's limit for requests and responses."""

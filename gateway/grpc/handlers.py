@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.grpc.call import UnaryCall
-from gateway.grpc.codec import parse_message
-from gateway.grpc.messages import Message
-from gateway.grpc.status import call_error
-from gateway.grpc.stream_call import StreamCall, StreamHandler
+from weir.gateway.grpc.call import UnaryCall
+from weir.gateway.grpc.codec import parse_message
+from weir.gateway.grpc.messages import Message
+from weir.gateway.grpc.status import call_error
+from weir.gateway.grpc.stream_call import StreamCall, StreamHandler
 
 Handler = Callable[[UnaryCall, Message], None]
 """Handles one call with this request message. Raises WeirError to fail the call."""
@@ -53,7 +53,7 @@ async def _respond(call: UnaryCall, answering: Awaitable[Any]) -> None:
         message = await answering
     except Exception as error:  # noqa: BLE001 - those without a status are reported
         call.on_cancel = None
-        call.fail(call_error(error, "gateway.grpc.handlers: handling a call"))
+        call.fail(call_error(error, "weir.gateway.grpc.handlers: handling a call"))
     else:
         call.send(message.SerializeToString(), is_last=True)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from client.catalog import ServedModel
-from client.in_flight import PendingRequest
-from client.tracing import NOT_TRACED, Sampling
-from gateway.access import add_parameters
-from gateway.context import GatewayContext
-from gateway.grpc.call import GrpcCall, UnaryCall
-from gateway.grpc.codec import (
+from weir.calls.catalog import ServedModel
+from weir.calls.in_flight import PendingRequest
+from weir.calls.tracing import NOT_TRACED, Sampling
+from weir.gateway.access import add_parameters
+from weir.gateway.context import GatewayContext
+from weir.gateway.grpc.call import GrpcCall, UnaryCall
+from weir.gateway.grpc.codec import (
     decode_request,
     decode_split,
     read_version,
@@ -22,16 +22,16 @@ from gateway.grpc.codec import (
     response_pieces,
     split_request,
 )
-from gateway.grpc.handlers import Handler, Methods
-from gateway.grpc.messages import Message
-from gateway.grpc.offload import READ_REQUEST, is_long, offload_parts, offloaded_message
-from gateway.grpc.status import CallError, call_error
-from gateway.grpc.templates import MessageTemplateCache
-from runtime.containment import report
-from schemas.core.errors import ErrorCode, WeirError, internal
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.kserve.offloaded import WRITE_OUTPUTS, long_wishes, write_job, written_outputs
-from schemas.kserve.response import LongOutputs
+from weir.gateway.grpc.handlers import Handler, Methods
+from weir.gateway.grpc.messages import Message
+from weir.gateway.grpc.offload import READ_REQUEST, is_long, offload_parts, offloaded_message
+from weir.gateway.grpc.status import CallError, call_error
+from weir.gateway.grpc.templates import MessageTemplateCache
+from weir.runtime.containment import report
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.kserve.offloaded import WRITE_OUTPUTS, long_wishes, write_job, written_outputs
+from weir.schemas.kserve.response import LongOutputs
 
 
 def infer_methods(
@@ -98,7 +98,7 @@ class _ModelInfer:
             assert isinstance(outcome, InferResponse)  # noqa: S101 - only that has outputs
             self._write(call, served, request, outcome)
         except Exception as error:  # noqa: BLE001 - those without a status are reported
-            call.fail(call_error(error, "gateway.grpc.infer: answering a call"))
+            call.fail(call_error(error, "weir.gateway.grpc.infer: answering a call"))
         else:
             self._send(call, message)
 
@@ -269,7 +269,7 @@ def _finish(
     except WeirError as error:
         on_error(error)
     except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
-        report("gateway.grpc.infer: a long request or response", error)
+        report("weir.gateway.grpc.infer: a long request or response", error)
         on_error(internal("internal server error"))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from gateway.grpc.status import CallError, Status
-from gateway.inflation import Inflation
-from runtime.memory_ledger import Account
+from weir.gateway.grpc.status import CallError, Status
+from weir.gateway.inflation import Inflation
+from weir.runtime.memory_ledger import Account
 
 PREFIX_BYTES = 5
 """One byte with the compressed flag, and four with the length."""

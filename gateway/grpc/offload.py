@@ -1,4 +1,5 @@
-"""Parsing of long gRPC requests in a helper process (`runtime.offload`): protobuf's parser holds the interpreter's lock.
+"""Parsing of long gRPC requests in a helper process (`weir.runtime.offload`): protobuf's parser holds the interpreter's
+lock.
 
 A `ModelInferRequest` can be long because of typed contents, parameters, or unknown fields; raw contents never pass through
 the parser. The helper makes all checks of `request_from_message`, and returns a short message with raw contents. The
@@ -13,11 +14,11 @@ from typing import Any
 import msgpack
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.codec import SplitMessage, decode_split, request_from_message, split_request
-from schemas.core.request_limits import DEFAULT_LIMITS
-from schemas.core.tensors import ClientRef, RegionRef
+from weir.gateway.grpc.codec import SplitMessage, decode_split, request_from_message, split_request
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
+from weir.schemas.core.tensors import ClientRef, RegionRef
 
-READ_REQUEST = "gateway.grpc.offload:read_request"
+READ_REQUEST = "weir.gateway.grpc.offload:read_request"
 
 LONG_BYTES = 256 * 1024
 """A helper process parses messages of more bytes than this, not counting raw contents."""

@@ -6,10 +6,10 @@ import ssl
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from gateway.grpc.codec import MAX_MESSAGE_BYTES
-from gateway.grpc.messages import LEVELS
-from gateway.http2.options import Http2Options
-from gateway.settings import GatewaySettings
+from weir.gateway.grpc.codec import MAX_MESSAGE_BYTES
+from weir.gateway.grpc.messages import LEVELS
+from weir.gateway.http2.options import Http2Options
+from weir.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from gateway.grpc.codec import parse_message
-from gateway.grpc.handlers import Methods, Streaming
-from gateway.grpc.messages import Message
-from gateway.grpc.stream_call import StreamCall
-from gateway.grpc.weir_service import SERVICE, message_type
+from weir.gateway.grpc.codec import parse_message
+from weir.gateway.grpc.handlers import Methods, Streaming
+from weir.gateway.grpc.messages import Message
+from weir.gateway.grpc.stream_call import StreamCall
+from weir.gateway.grpc.weir_service import SERVICE, message_type
 
 
 def reflection_methods() -> Methods:

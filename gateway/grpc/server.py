@@ -16,29 +16,29 @@ import socket
 from functools import partial
 from typing import Any
 
-from gateway.context import GatewayContext
-from gateway.grpc.admin import (
+from weir.gateway.context import GatewayContext
+from weir.gateway.grpc.admin import (
     metadata_methods,
     repository_methods,
     settings_methods,
     shared_memory_methods,
     statistics_methods,
 )
-from gateway.grpc.async_infer import AsyncInferHandler
-from gateway.grpc.call import CallMetadata, GrpcCall, UnaryCall
-from gateway.grpc.handlers import Handler, Methods, Streaming
-from gateway.grpc.infer import InferSubmitter, infer_methods
-from gateway.grpc.messages import Message
-from gateway.grpc.options import GrpcOptions
-from gateway.grpc.reflection import reflection_methods
-from gateway.grpc.status import CallError, call_error, shutting_down
-from gateway.grpc.stream_call import StreamCall, StreamHandler
-from gateway.grpc.stream_infer import stream_methods
-from gateway.grpc.weir_service import SERVICE, traffic_methods
-from gateway.http2.headers import RequestHead
-from gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
-from gateway.http2.protocol import Http2Protocol
-from gateway.http2.stream import Stream
+from weir.gateway.grpc.async_infer import AsyncInferHandler
+from weir.gateway.grpc.call import CallMetadata, GrpcCall, UnaryCall
+from weir.gateway.grpc.handlers import Handler, Methods, Streaming
+from weir.gateway.grpc.infer import InferSubmitter, infer_methods
+from weir.gateway.grpc.messages import Message
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.grpc.reflection import reflection_methods
+from weir.gateway.grpc.status import CallError, call_error, shutting_down
+from weir.gateway.grpc.stream_call import StreamCall, StreamHandler
+from weir.gateway.grpc.stream_infer import stream_methods
+from weir.gateway.grpc.weir_service import SERVICE, traffic_methods
+from weir.gateway.http2.headers import RequestHead
+from weir.gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
+from weir.gateway.http2.protocol import Http2Protocol
+from weir.gateway.http2.stream import Stream
 
 logger = logging.getLogger("weir.gateway")
 
@@ -167,7 +167,7 @@ class GrpcServer:
                 raise shutting_down()
             handler(call, message)
         except Exception as error:  # noqa: BLE001 - those without a status are reported
-            call.fail(call_error(error, "gateway.grpc.server: handling a call"))
+            call.fail(call_error(error, "weir.gateway.grpc.server: handling a call"))
 
     def _make_handlers(self, context: GatewayContext, compression_level: int) -> dict[bytes, Handler | Streaming]:
         requests = InferSubmitter(context)

@@ -6,9 +6,9 @@ import string
 import urllib.parse
 from enum import IntEnum
 
-from gateway.http2.headers import encode_headers
-from runtime.containment import report
-from schemas.core.errors import WeirError, overloaded
+from weir.gateway.http2.headers import encode_headers
+from weir.runtime.containment import report
+from weir.schemas.core.errors import WeirError, overloaded
 
 _MAX_DETAILS_BYTES = 2400
 """A status message is percent-encoded, up to three bytes for one, in the 8 KiB that clients allow for metadata."""

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
-from gateway.grpc.call import CallMetadata, GrpcCall, inflate_message
-from gateway.grpc.messages import PREFIX_BYTES, Message, MessageInflation, MessageReader, message_prefix
-from gateway.grpc.status import OK_TRAILERS, CallError, Status, call_error
-from gateway.http2.frames import Http2ErrorCode
-from gateway.http2.stream import Stream
+from weir.gateway.grpc.call import CallMetadata, GrpcCall, inflate_message
+from weir.gateway.grpc.messages import PREFIX_BYTES, Message, MessageInflation, MessageReader, message_prefix
+from weir.gateway.grpc.status import OK_TRAILERS, CallError, Status, call_error
+from weir.gateway.http2.frames import Http2ErrorCode
+from weir.gateway.http2.stream import Stream
 
 
 class StreamHandler(Protocol):
@@ -273,4 +273,4 @@ class StreamCall(GrpcCall):
         try:
             step(*arguments)
         except Exception as error:  # noqa: BLE001 - those without a status are reported
-            self.fail(call_error(error, "gateway.grpc.stream_call: handling a call"))
+            self.fail(call_error(error, "weir.gateway.grpc.stream_call: handling a call"))

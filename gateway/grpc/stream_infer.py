@@ -15,18 +15,18 @@ from functools import partial
 
 from tritonclient.grpc import service_pb2
 
-from client.catalog import ServedModel
-from client.in_flight import PendingRequest
-from gateway.grpc.codec import varint
-from gateway.grpc.handlers import Methods, Streaming
-from gateway.grpc.infer import DecodedRequest, InferSubmitter, Reading, encode_pieces
-from gateway.grpc.messages import Message
-from gateway.grpc.status import CallError, shutting_down
-from gateway.grpc.stream_call import StreamCall
-from runtime.containment import report
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.kserve.response import LongOutputs
+from weir.calls.catalog import ServedModel
+from weir.calls.in_flight import PendingRequest
+from weir.gateway.grpc.codec import varint
+from weir.gateway.grpc.handlers import Methods, Streaming
+from weir.gateway.grpc.infer import DecodedRequest, InferSubmitter, Reading, encode_pieces
+from weir.gateway.grpc.messages import Message
+from weir.gateway.grpc.status import CallError, shutting_down
+from weir.gateway.grpc.stream_call import StreamCall
+from weir.runtime.containment import report
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.kserve.response import LongOutputs
 
 MAX_STREAM_REQUESTS = 4096
 """Unanswered requests of one stream; the next one is read only after a response."""
@@ -187,7 +187,7 @@ class _InferStream:
                 return
             pieces = stream_error(error.message, request, is_final)
         except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
-            report("gateway.grpc.stream_infer: answering a call", error)
+            report("weir.gateway.grpc.stream_infer: answering a call", error)
             pieces = stream_error("internal server error", request, is_final)
         self._put(entry, pieces, is_final)
         self._update_state()

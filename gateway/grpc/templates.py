@@ -1,6 +1,6 @@
 """`MessageTemplateCache`: avoids parsing a gRPC request that differs from an earlier one only in its tensors' content.
 
-The counterpart of `client.request_templates` for ModelInferRequest. Its raw contents come last, each after its tag and
+The counterpart of `weir.calls.request_templates` for ModelInferRequest. Its raw contents come last, each after its tag and
 length; the bytes before the first content are the header. A template costs 2 us where parsing, checking and packing cost
 20.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from client.payload_store import SLOT_FROM_BYTES
-from client.request_templates import MAX_HEADER_BYTES, RequestTemplate, TemplateCache, without_content
-from gateway.grpc.codec import decode_request
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest
+from weir.calls.payload_store import SLOT_FROM_BYTES
+from weir.calls.request_templates import MAX_HEADER_BYTES, RequestTemplate, TemplateCache, without_content
+from weir.gateway.grpc.codec import decode_request
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest
 
 if TYPE_CHECKING:
-    from client.catalog import ServedModel
+    from weir.calls.catalog import ServedModel
 
 _RAW_INPUT_TAG = 0x3A  # ModelInferRequest.raw_input_contents: field 7, length-delimited
 

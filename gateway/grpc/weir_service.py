@@ -11,10 +11,10 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from gateway.admin.traffic import checked
-from gateway.context import GatewayContext
-from gateway.grpc.handlers import Methods, unary, unary_async
-from schemas.config.traffic import TrafficRule
+from weir.gateway.admin.traffic import checked
+from weir.gateway.context import GatewayContext
+from weir.gateway.grpc.handlers import Methods, unary, unary_async
+from weir.schemas.config.traffic import TrafficRule
 
 PACKAGE = "weir.v1"
 SERVICE = f"{PACKAGE}.TrafficService"

@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.admin.metadata import model_metadata, server_metadata
-from gateway.admin.repository import UNLOAD_DEPENDENTS
-from gateway.admin.statistics import model_statistics
-from gateway.context import GatewayContext
-from gateway.http.load_request import READ_LOAD, load_parameters, read_parameters
-from gateway.http.routing import (
+from weir.gateway.admin.metadata import model_metadata, server_metadata
+from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
+from weir.gateway.admin.statistics import model_statistics
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.load_request import READ_LOAD, load_parameters, read_parameters
+from weir.gateway.http.routing import (
     MODEL_PATHS,
     author_of,
     error_response,
@@ -30,13 +30,13 @@ from gateway.http.routing import (
     read_body,
     read_short_body,
 )
-from repository.config_text import config_to_json
-from runtime.offload import OFF_LOOP_BYTES
-from schemas.core.errors import ErrorCode, WeirError, internal, invalid
-from schemas.kserve.json_documents import load_json, members_of
-from schemas.kserve.regions import CUDA, SYSTEM
-from telemetry import log_settings
-from telemetry.tracing import settings as trace_settings
+from weir.repository.config_text import config_to_json
+from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
+from weir.schemas.kserve.json_documents import load_json, members_of
+from weir.schemas.kserve.regions import CUDA, SYSTEM
+from weir.telemetry import log_settings
+from weir.telemetry.tracing import settings as trace_settings
 
 
 def metadata_routes(context: GatewayContext) -> list[Route]:

@@ -1,4 +1,4 @@
-"""The ASGI application: every HTTP route except infer, which `gateway.http.protocol` answers before ASGI.
+"""The ASGI application: every HTTP route except infer, which `weir.gateway.http.protocol` answers before ASGI.
 
 Source: KServe v2 and Triton's URL table. Bodies of errors are `{"error": "<text>"}`.
 """
@@ -14,21 +14,21 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.context import GatewayContext
-from gateway.http.admin import (
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.admin import (
     metadata_routes,
     repository_routes,
     settings_routes,
     shared_memory_routes,
     statistics_routes,
 )
-from gateway.http.async_requests import job_routes
-from gateway.http.batch_jobs import batch_job_routes
-from gateway.http.generate import generate_routes
-from gateway.http.openapi.routes import openapi_routes
-from gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
-from gateway.http.traffic import history_routes, traffic_routes
-from schemas.core.errors import WeirError
+from weir.gateway.http.async_requests import job_routes
+from weir.gateway.http.batch_jobs import batch_job_routes
+from weir.gateway.http.generate import generate_routes
+from weir.gateway.http.openapi.routes import openapi_routes
+from weir.gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
+from weir.gateway.http.traffic import history_routes, traffic_routes
+from weir.schemas.core.errors import WeirError
 
 
 def make_app(context: GatewayContext) -> Starlette:

@@ -7,11 +7,11 @@ import re
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from gateway.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
-from runtime.containment import report
-from schemas.core.errors import WeirError, internal
-from schemas.core.request_limits import too_large
-from schemas.kserve.response import error_body
+from weir.gateway.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
+from weir.runtime.containment import report
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.request_limits import too_large
+from weir.schemas.kserve.response import error_body
 
 CONNECTION_KEY = "weir.connection"
 """Where the ASGI scope holds the `HttpConnection` that a request came by."""
@@ -218,7 +218,7 @@ class AsgiExchange:
             connection.transport.close()
             raise
         except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
-            report("gateway.http.asgi: serving a request", error)
+            report("weir.gateway.http.asgi: serving a request", error)
         if self._is_disconnected or self.response_complete:
             return
         if not self._response_started:

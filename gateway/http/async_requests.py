@@ -1,6 +1,6 @@
 """Asynchronous requests over HTTP: `Prefer: respond-async` on the infer route, and `/v2/jobs/<id>`.
 
-The infer route checks the request, stores it, and answers with 202; `gateway.http.protocol` passes requests with this
+The infer route checks the request, stores it, and answers with 202; `weir.gateway.http.protocol` passes requests with this
 header on to ASGI. Ids that begin with `batch-` are those of batch jobs, whose routes precede these.
 Source: RFC 7240 (Prefer), RFC 9110 (202, 409, 410, Retry-After).
 """
@@ -16,24 +16,24 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from bus.streams.stored_objects import CorruptObject
-from client.catalog import ServedModel
-from durable.api.async_requests import AsyncRequests
-from durable.api.errors import StatusError, reject_region
-from durable.api.lookup import AsyncRequestState
-from durable.api.options import AsyncRequestOptions, Preferences, prefers_async, read_preferences
-from gateway.connection_memory import MEMORY_KEY, RequestMemory, no_memory
-from gateway.context import GatewayContext
-from gateway.http.asgi import CONNECTION_KEY
-from gateway.http.compression import (
+from weir.bus.streams.stored_objects import CorruptObject
+from weir.calls.catalog import ServedModel
+from weir.durable.api.async_requests import AsyncRequests
+from weir.durable.api.errors import StatusError, reject_region
+from weir.durable.api.lookup import AsyncRequestState
+from weir.durable.api.options import AsyncRequestOptions, Preferences, prefers_async, read_preferences
+from weir.gateway.connection_memory import MEMORY_KEY, RequestMemory, no_memory
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.asgi import CONNECTION_KEY
+from weir.gateway.http.compression import (
     IN_PLACE_BYTES,
     BodyInflation,
     deflate,
     is_compressed,
     response_encoding,
 )
-from gateway.http.connection import HttpConnection
-from gateway.http.routing import (
+from weir.gateway.http.connection import HttpConnection
+from weir.gateway.http.routing import (
     MODEL_PATHS,
     Handler,
     error_response,
@@ -43,11 +43,11 @@ from gateway.http.routing import (
     post,
     weir_error_response,
 )
-from gateway.inflation import inflate
-from runtime.offload import OFF_LOOP_BYTES
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest, Parameters
-from schemas.kserve.offloaded import (
+from weir.gateway.inflation import inflate
+from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest, Parameters
+from weir.schemas.kserve.offloaded import (
     ADD_PARAMETERS,
     READ_JSON,
     add_parameters,
@@ -55,9 +55,9 @@ from schemas.kserve.offloaded import (
     outline_document,
     parameters_job,
 )
-from schemas.kserve.request import parse_header_length, parse_infer_request, parse_raw_request, read_document
-from schemas.kserve.response import error_body
-from schemas.wire.terminal import Outcome
+from weir.schemas.kserve.request import parse_header_length, parse_infer_request, parse_raw_request, read_document
+from weir.schemas.kserve.response import error_body
+from weir.schemas.wire.terminal import Outcome
 
 logger = logging.getLogger("weir.gateway")
 

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.context import GatewayContext
-from gateway.http.routing import Handler, get, json_response, post, read_body
-from jobs.records.record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobState
-from schemas.core.errors import invalid
-from schemas.kserve.json_documents import load_json
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.routing import Handler, get, json_response, post, read_body
+from weir.jobs.records.record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobState
+from weir.schemas.core.errors import invalid
+from weir.schemas.kserve.json_documents import load_json
 
 JSON_LINES = ("application/jsonl", "application/x-ndjson", "application/jsonlines")
 """The content types of items in the body."""

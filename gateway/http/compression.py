@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import zlib
 
-from gateway.inflation import Inflation
-from schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.gateway.inflation import Inflation
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 
 IN_PLACE_BYTES = 256 * 1024
 """The most bytes that are compressed or decompressed in the event loop; a thread processes larger bodies."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import httptools
 
-from gateway.connection_memory import ConnectionMemory, no_memory
-from gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_response
-from gateway.http.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
-from gateway.read_turns import ReadTurns
-from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
-from runtime.containment import contained, report
-from runtime.memory_ledger import MemoryLedger
-from schemas.core.errors import WeirError, internal, invalid
+from weir.gateway.connection_memory import ConnectionMemory, no_memory
+from weir.gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_response
+from weir.gateway.http.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
+from weir.gateway.read_turns import ReadTurns
+from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
+from weir.runtime.containment import contained, report
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.core.errors import WeirError, internal, invalid
 
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
@@ -280,7 +280,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, RequestHeadError):
-                report("gateway.http.connection: parsing a request", error)
+                report("weir.gateway.http.connection: parsing a request", error)
                 self._reject_framing(internal("internal server error"))
             else:
                 self._reject_framing(_malformed(str(cause or error)))

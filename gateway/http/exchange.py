@@ -2,7 +2,7 @@
 
 The body is received directly into the memory from which it will be read: a shared-memory slot if it is large, placed so
 that the tensors behind the JSON header are aligned. A thread compresses large bodies, and a helper process
-(`runtime.offload`) reads and writes large JSON. Meanwhile later requests of the connection wait.
+(`weir.runtime.offload`) reads and writes large JSON. Meanwhile later requests of the connection wait.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bus.payloads.arena import ALIGNMENT_BYTES, Slot
-from client.catalog import ServedModel
-from client.in_flight import PendingRequest
-from client.payload_store import SLOT_FROM_BYTES
-from client.request_headers import DEADLINE_HEADER, read_deadline_ms
-from client.request_templates import RequestTemplate
-from client.tracing import NOT_TRACED, Sampling
-from gateway.access import add_parameters
-from gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
-from gateway.connection_memory import no_memory
-from gateway.context import GatewayContext
-from gateway.http.asgi import raw_error_response
-from gateway.http.compression import (
+from weir.bus.payloads.arena import ALIGNMENT_BYTES, Slot
+from weir.calls.catalog import ServedModel
+from weir.calls.in_flight import PendingRequest
+from weir.calls.payload_store import SLOT_FROM_BYTES
+from weir.calls.request_headers import DEADLINE_HEADER, read_deadline_ms
+from weir.calls.request_templates import RequestTemplate
+from weir.calls.tracing import NOT_TRACED, Sampling
+from weir.gateway.access import add_parameters
+from weir.gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
+from weir.gateway.connection_memory import no_memory
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.asgi import raw_error_response
+from weir.gateway.http.compression import (
     IN_PLACE_BYTES,
     BodyInflation,
     deflate,
     is_compressed,
     response_encoding,
 )
-from gateway.http.connection import HttpConnection
-from gateway.inflation import inflate
-from runtime.containment import contained
-from runtime.offload import OFF_LOOP_BYTES
-from schemas.core.errors import ErrorCode, WeirError, internal
-from schemas.core.request_limits import raw_too_large, too_large
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
-from schemas.kserve.offloaded import (
+from weir.gateway.http.connection import HttpConnection
+from weir.gateway.inflation import inflate
+from weir.runtime.containment import contained
+from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.request_limits import raw_too_large, too_large
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.offloaded import (
     READ_JSON,
     WRITE_OUTPUTS,
     OutputWish,
@@ -50,14 +50,14 @@ from schemas.kserve.offloaded import (
     write_job,
     written_outputs,
 )
-from schemas.kserve.request import (
+from weir.schemas.kserve.request import (
     is_header_length,
     parse_header_length,
     parse_infer_request,
     parse_raw_request,
     read_document,
 )
-from schemas.kserve.response import LongOutputs, build_infer_response
+from weir.schemas.kserve.response import LongOutputs, build_infer_response
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

@@ -17,28 +17,28 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from client.dispatch import RequestDispatcher
-from client.in_flight import PendingRequest
-from client.request_headers import DEADLINE_HEADER, read_deadline_ms
-from gateway.access import add_parameters
-from gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
-from gateway.connection_memory import MEMORY_KEY, RequestMemory
-from gateway.context import GatewayContext
-from gateway.http.asgi import CONNECTION_KEY
-from gateway.http.connection import HttpConnection
-from gateway.http.routing import MODEL_PATHS, model_and_version, post
-from runtime.offload import OFF_LOOP_BYTES, Offload
-from schemas.core.errors import WeirError, invalid
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.kserve.generate import build_generate_response, parse_generate_request
-from schemas.kserve.offloaded import (
+from weir.calls.dispatch import RequestDispatcher
+from weir.calls.in_flight import PendingRequest
+from weir.calls.request_headers import DEADLINE_HEADER, read_deadline_ms
+from weir.gateway.access import add_parameters
+from weir.gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
+from weir.gateway.connection_memory import MEMORY_KEY, RequestMemory
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.asgi import CONNECTION_KEY
+from weir.gateway.http.connection import HttpConnection
+from weir.gateway.http.routing import MODEL_PATHS, model_and_version, post
+from weir.runtime.offload import OFF_LOOP_BYTES, Offload
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.kserve.generate import build_generate_response, parse_generate_request
+from weir.schemas.kserve.offloaded import (
     READ_GENERATE,
     WRITE_GENERATE,
     generate_job,
     generate_response_job,
     outlined_request,
 )
-from schemas.kserve.response import MAX_WRITTEN_BYTES, error_body
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, error_body
 
 
 def generate_routes(context: GatewayContext) -> list[Route]:

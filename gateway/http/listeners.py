@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from gateway.http.connection import HttpConnection
+from weir.gateway.http.connection import HttpConnection
 
 logger = logging.getLogger("weir.gateway")
 

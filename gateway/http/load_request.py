@@ -11,11 +11,11 @@ from typing import Any
 
 import msgpack
 
-from schemas.core.errors import internal, invalid
-from schemas.kserve.json_documents import load_json
+from weir.schemas.core.errors import internal, invalid
+from weir.schemas.kserve.json_documents import load_json
 
-READ_LOAD = "gateway.http.load_request:read_load"
-"""The operation of a helper process (`runtime.offload`) that parses a long body, its only part."""
+READ_LOAD = "weir.gateway.http.load_request:read_load"
+"""The operation of a helper process (`weir.runtime.offload`) that parses a long body, its only part."""
 
 _FILE = "file:"
 _NOT_TEXT = "attempt to access JSON non-string as string"

@@ -10,11 +10,11 @@ import re
 import urllib.parse
 from typing import Any
 
-from durable.api.options import prefers_async
-from gateway.context import GatewayContext
-from gateway.http.asgi import HttpExchange
-from gateway.http.connection import ConnectionLimits, HttpConnection
-from gateway.http.exchange import InferExchange
+from weir.durable.api.options import prefers_async
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.asgi import HttpExchange
+from weir.gateway.http.connection import ConnectionLimits, HttpConnection
+from weir.gateway.http.exchange import InferExchange
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 MAX_CACHED_ROUTES = 4096

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from schemas.core.errors import WeirError, invalid
-from schemas.core.request_limits import too_large
-from schemas.kserve.response import error_body
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.request_limits import too_large
+from weir.schemas.kserve.response import error_body
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.admin.traffic import checked, read_ramp, read_shadow
-from gateway.context import GatewayContext
-from gateway.http.routing import author_of, get, json_response, post, read_short_body
-from schemas.config.traffic import read_rule
-from schemas.core.errors import invalid
-from schemas.kserve.json_documents import load_json
+from weir.gateway.admin.traffic import checked, read_ramp, read_shadow
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.routing import author_of, get, json_response, post, read_short_body
+from weir.schemas.config.traffic import read_rule
+from weir.schemas.core.errors import invalid
+from weir.schemas.kserve.json_documents import load_json
 
 _PATH = "/v2/models/{model}/traffic"
 _RAMP_PATH = f"{_PATH}/ramp"

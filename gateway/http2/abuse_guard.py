@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sized
 
-from gateway.http2.frames import Http2ConnectionError, Http2ErrorCode
-from gateway.http2.options import Http2Options
+from weir.gateway.http2.frames import Http2ConnectionError, Http2ErrorCode
+from weir.gateway.http2.options import Http2Options
 
 MAX_IDLE_FRAMES = 1000
 """Frames without a request (pings, settings, empty data, ...) that a peer may send until something is answered."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.http2 import frames
-from gateway.http2.abuse_guard import AbuseGuard
-from gateway.http2.frames import (
+from weir.gateway.http2 import frames
+from weir.gateway.http2.abuse_guard import AbuseGuard
+from weir.gateway.http2.frames import (
     MAX_WINDOW,
     PREFACE,
     Flag,
@@ -23,12 +23,12 @@ from gateway.http2.frames import (
     Http2StreamError,
     Setting,
 )
-from gateway.http2.headers import HeaderDecoder
-from gateway.http2.options import Http2Options
-from gateway.http2.send_buffer import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, SendBuffer
-from gateway.http2.stream import STREAM_WINDOW_BYTES, Application, Stream
-from gateway.stall_detection import StallDetector
-from runtime.containment import report
+from weir.gateway.http2.headers import HeaderDecoder
+from weir.gateway.http2.options import Http2Options
+from weir.gateway.http2.send_buffer import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, SendBuffer
+from weir.gateway.http2.stream import STREAM_WINDOW_BYTES, Application, Stream
+from weir.gateway.stall_detection import StallDetector
+from weir.runtime.containment import report
 
 MAX_STREAMS = 1000
 MAX_HEADER_BLOCK_BYTES = 64 * 1024
@@ -106,7 +106,7 @@ class Connection:
         except Http2ConnectionError as error:
             self.close(error.code, error.reason)
         except Exception as error:  # noqa: BLE001 - reported; what follows can't be framed, or decoded, any more
-            report("gateway.http2.connection: reading a frame", error)
+            report("weir.gateway.http2.connection: reading a frame", error)
             self.close(Http2ErrorCode.INTERNAL_ERROR, "internal server error")
 
     def ping(self, payload: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from hpack import Decoder, Encoder, HPACKError, NeverIndexedHeaderTuple, OversizedHeaderListError
 from hpack.table import HeaderTable
 
-from gateway.http2.frames import Http2ConnectionError, Http2ErrorCode, Http2StreamError
+from weir.gateway.http2.frames import Http2ConnectionError, Http2ErrorCode, Http2StreamError
 
 MAX_HEADER_LIST_BYTES = 64 * 1024
 """Decoded header lists above this end the connection (sizes as in RFC 9113, section 10.5.1)."""

@@ -6,9 +6,9 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from gateway.http2.connection import Connection
-from gateway.http2.frames import Http2ErrorCode
-from gateway.http2.options import Http2Options
+from weir.gateway.http2.connection import Connection
+from weir.gateway.http2.frames import Http2ErrorCode
+from weir.gateway.http2.options import Http2Options
 
 HANDSHAKE_TIMEOUT_S = 20.0
 """The time that a peer has for its preface and settings."""

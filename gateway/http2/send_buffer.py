@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from gateway.http2.frames import MAX_FRAME_BYTES, MAX_WINDOW, Http2ConnectionError, Http2ErrorCode
-from runtime.memory_ledger import Account, MemoryLedger
+from weir.gateway.http2.frames import MAX_FRAME_BYTES, MAX_WINDOW, Http2ConnectionError, Http2ErrorCode
+from weir.runtime.memory_ledger import Account, MemoryLedger
 
 DEFAULT_WINDOW_BYTES = 65_535
 """The initial size of windows (section 6.9.2)."""

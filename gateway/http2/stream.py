@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gateway.http2.frames import (
+from weir.gateway.http2.frames import (
     MAX_WINDOW,
     Flag,
     FrameType,
@@ -16,10 +16,10 @@ from gateway.http2.frames import (
     rst_stream,
     window_update,
 )
-from gateway.http2.headers import RequestHead
-from gateway.http2.send_buffer import SendBuffer
-from gateway.stall_detection import StallDetector
-from runtime.containment import contained
+from weir.gateway.http2.headers import RequestHead
+from weir.gateway.http2.send_buffer import SendBuffer
+from weir.gateway.stall_detection import StallDetector
+from weir.runtime.containment import contained
 
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024
 """The flow-control window of one request; granted again when half of it is used."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gateway.metrics.text import MetricFamily, Sample, histogram_samples
-from schemas.wire.statistics import FamilyCounters, SeriesCounters
+from weir.gateway.metrics.text import MetricFamily, Sample, histogram_samples
+from weir.schemas.wire.statistics import FamilyCounters, SeriesCounters
 
 
 def custom_families(families: Iterable[FamilyCounters]) -> Iterator[MetricFamily]:

@@ -1,6 +1,6 @@
 """Metrics of durable requests: those of this gateway, and those in the broker for all gateways.
 
-`durable.api.metrics` bounds the labels with names of models. `weir_durable_waiting`, `weir_durable_in_flight`,
+`weir.durable.api.metrics` bounds the labels with names of models. `weir_durable_waiting`, `weir_durable_in_flight`,
 `weir_durable_dead_letters` and those of streams come from the broker and are the same at every gateway; the others count
 the work of this gateway, and may be summed over gateways.
 """
@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from durable.api.store import DurableStore
-from gateway.metrics.text import NO_LABELS, MetricFamily, Sample, counter, gauge
-from schemas.wire.statistics import ConsumerCounters
+from weir.durable.api.store import DurableStore
+from weir.gateway.metrics.text import NO_LABELS, MetricFamily, Sample, counter, gauge
+from weir.schemas.wire.statistics import ConsumerCounters
 
 
 def durable_families(durable: DurableStore, consumed: ConsumerCounters) -> Iterator[MetricFamily]:

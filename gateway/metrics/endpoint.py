@@ -12,18 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.server import PayloadServer
-from durable.api.reporting import read_counters, sum_counters
-from gateway.context import GatewayContext
-from gateway.http.connection import ConnectionLimits, HttpConnection
-from gateway.metrics.custom import custom_families, merge_families
-from gateway.metrics.durable import durable_families
-from gateway.metrics.openmetrics import negotiate
-from gateway.metrics.text import MetricFamily, render
-from gateway.metrics.traffic import traffic_families
-from gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
-from gateway.metrics.weir import (
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.server import PayloadServer
+from weir.durable.api.reporting import read_counters, sum_counters
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.connection import ConnectionLimits, HttpConnection
+from weir.gateway.metrics.custom import custom_families, merge_families
+from weir.gateway.metrics.durable import durable_families
+from weir.gateway.metrics.openmetrics import negotiate
+from weir.gateway.metrics.text import MetricFamily, render
+from weir.gateway.metrics.traffic import traffic_families
+from weir.gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
+from weir.gateway.metrics.weir import (
     cluster_families,
     gateway_families,
     health_families,
@@ -33,11 +33,11 @@ from gateway.metrics.weir import (
     process_families,
     refusal_family,
 )
-from runtime.loop_lag import process_health
-from runtime.memory_ledger import MemoryLedger
-from runtime.processes.usage import process_usage
-from schemas.wire.statistics import ConsumerCounters, HealthCounters, ProcessReading
-from telemetry.metrics_config import MetricsConfig
+from weir.runtime.loop_lag import process_health
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.runtime.processes.usage import process_usage
+from weir.schemas.wire.statistics import ConsumerCounters, HealthCounters, ProcessReading
+from weir.telemetry.metrics_config import MetricsConfig
 
 MAX_REQUEST_BYTES = 64 * 1024
 """The largest body of a request for metrics. A scraper sends none."""

@@ -1,9 +1,9 @@
 """OpenMetrics by content negotiation, through `prometheus_client`.
 
-Scrapers that don't accept OpenMetrics get the text format of `gateway.metrics.text`. In OpenMetrics the sample of a counter
-must end with `_total`. Triton's names and most of Weir's don't, and names are an interface: these counters have the type
-`unknown`, so that a series has the same name in both formats. The library needs about four times as long as the text format
-(20 ms instead of 5 for 200 models), so the endpoint runs it in a thread.
+Scrapers that don't accept OpenMetrics get the text format of `weir.gateway.metrics.text`. In OpenMetrics the sample of
+a counter must end with `_total`. Triton's names and most of Weir's don't, and names are an interface: these counters
+have the type `unknown`, so that a series has the same name in both formats. The library needs about four times as long
+as the text format (20 ms instead of 5 for 200 models), so the endpoint runs it in a thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from gateway.metrics.text import CONTENT_TYPE, MetricFamily, Sample, render
+from weir.gateway.metrics.text import CONTENT_TYPE, MetricFamily, Sample, render
 
 Renderer = Callable[[Iterable[MetricFamily]], bytes]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 
-from client.traffic.comparison import ComparisonTotals
-from client.traffic.counters import ArmCounters, ArmKey
-from gateway.metrics.text import Labels, MetricFamily, Sample, counter, gauge, histogram_samples
-from schemas.wire.traffic import DONE, RUNNING, RampState
+from weir.calls.traffic.comparison import ComparisonTotals
+from weir.calls.traffic.counters import ArmCounters, ArmKey
+from weir.gateway.metrics.text import Labels, MetricFamily, Sample, counter, gauge, histogram_samples
+from weir.schemas.wire.traffic import DONE, RUNNING, RampState
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 

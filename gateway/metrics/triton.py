@@ -11,11 +11,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from cluster.counters.version_totals import VersionTotals
-from gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
-from schemas.core.names import plain_name
-from schemas.wire.statistics import FAILURE_REASONS, GpuReading, HostReading, WorkerCounters
-from telemetry.metrics_config import MetricsConfig
+from weir.cluster.counters.version_totals import VersionTotals
+from weir.gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
+from weir.schemas.core.names import plain_name
+from weir.schemas.wire.statistics import FAILURE_REASONS, GpuReading, HostReading, WorkerCounters
+from weir.telemetry.metrics_config import MetricsConfig
 
 _COUNTERS: dict[str, tuple[str, Callable[[VersionTotals], int]]] = {
     "nv_inference_count": (

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import ceil
 
-from bus.naming.identity import host_of
-from cluster.counters.collection import Statistics
-from cluster.counters.version_totals import VersionTotals
-from gateway.admin.load_report import utilization
-from gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
-from schemas.wire.statistics import (
+from weir.bus.naming.identity import host_of
+from weir.cluster.counters.collection import Statistics
+from weir.cluster.counters.version_totals import VersionTotals
+from weir.gateway.admin.load_report import utilization
+from weir.gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
+from weir.schemas.wire.statistics import (
     DispatchCounters,
     HealthCounters,
     HistogramCounters,

@@ -1,9 +1,9 @@
-"""`ApiBridge`: serves the HTTP API to requests that arrive as NATS messages on `api.request` (`client.gateway_api`).
+"""`ApiBridge`: serves the HTTP API to requests that arrive as NATS messages on `api.request` (`weir.calls.gateway_api`).
 
 It runs the ASGI application of the HTTP frontend, so access rules, checks of other web sites, validation, texts and
-statuses are those of HTTP. Inference alone has subjects of its own (`gateway.nats.frontend`): the application answers the
-infer routes with 405. Gateways share the subject as a queue group. A response travels as one message, so one that is larger
-than the broker takes is answered with 413, and `generate_stream` sends all its events at the end.
+statuses are those of HTTP. Inference alone has subjects of its own (`weir.gateway.nats.frontend`): the application
+answers the infer routes with 405. Gateways share the subject as a queue group. A response travels as one message, so
+one that is larger than the broker takes is answered with 413, and `generate_stream` sends all its events at the end.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from gateway.connection_memory import MEMORY_KEY, RequestMemory, no_memory
-from gateway.nats.frontend import PRINCIPAL
-from runtime.containment import contained, report
-from runtime.memory_ledger import MemoryLedger
-from schemas.core.errors import Reason, WeirError, internal, overloaded
-from schemas.kserve.response import error_body
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.gateway_api import ApiRequest, ApiResponse
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.gateway.connection_memory import MEMORY_KEY, RequestMemory, no_memory
+from weir.gateway.nats.frontend import PRINCIPAL
+from weir.runtime.containment import contained, report
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
+from weir.schemas.kserve.response import error_body
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.gateway_api import ApiRequest, ApiResponse
 
 logger = logging.getLogger("weir.gateway")
 
@@ -40,7 +40,7 @@ _SPARE_BYTES = 16_384
 """Room in a message for the status and the headers of a response."""
 
 _HOST = (b"host", b"nats")
-"""With it a forwarded `Origin` is one of another site: no page has this host (`gateway.cross_site`)."""
+"""With it a forwarded `Origin` is one of another site: no page has this host (`weir.gateway.cross_site`)."""
 
 _BROKER_TIMEOUT_S = 1.0
 _DRAIN_POLL_S = 0.02
@@ -108,7 +108,7 @@ class ApiBridge:
             self._answer(reply, _weir_error(stopping))
             raise
         except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
-            report("gateway.nats.api_bridge: serving a request", error)
+            report("weir.gateway.nats.api_bridge: serving a request", error)
             if not exchange.is_disconnected:
                 self._answer(reply, _weir_error(internal("internal server error")))
             return

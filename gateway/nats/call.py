@@ -16,20 +16,20 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from bus.nats.connection import Bus
-from bus.nats.headers import pack_headers
-from client.catalog import ServedModel
-from client.message_bodies import BodyFormat, encode_error, encode_response, long_output_specs
-from client.request_headers import read_number
-from gateway.connection_memory import no_memory
-from runtime.containment import contained
-from runtime.memory_ledger import Account
-from runtime.offload import Offload
-from schemas.core.errors import ErrorCode, WeirError, internal, unavailable
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
-from schemas.kserve.offloaded import WRITE_OUTPUTS, OutputWish, write_job, written_outputs
-from schemas.kserve.response import LongOutputs
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.headers import pack_headers
+from weir.calls.catalog import ServedModel
+from weir.calls.message_bodies import BodyFormat, encode_error, encode_response, long_output_specs
+from weir.calls.request_headers import read_number
+from weir.gateway.connection_memory import no_memory
+from weir.runtime.containment import contained
+from weir.runtime.memory_ledger import Account
+from weir.runtime.offload import Offload
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, unavailable
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.offloaded import WRITE_OUTPUTS, OutputWish, write_job, written_outputs
+from weir.schemas.kserve.response import LongOutputs
 
 MAX_UNREAD_BYTES = 16 << 20
 """Bytes of responses of one request that may wait for acknowledgements."""

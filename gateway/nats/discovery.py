@@ -14,9 +14,9 @@ from typing import Any
 
 from nats.micro.service import EndpointInfo, EndpointStats, ServiceInfo, ServicePing, ServiceStats
 
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
 
 NAME = "weir"
 DESCRIPTION = (

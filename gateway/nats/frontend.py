@@ -1,8 +1,8 @@
 """`NatsFrontend`: serves inference requests that arrive as NATS messages, and responds on their reply subjects.
 
 `infer.<model>` and `infer.<model>.v<version>` take the bodies of `POST …/infer`: KServe v2 JSON, or with the header
-`Inference-Header-Content-Length` JSON followed by binary tensors; and msgpack (`client.message_bodies`). All responses of
-a decoupled model are sent, with a flag on the last. Gateways share the subjects as a queue group.
+`Inference-Header-Content-Length` JSON followed by binary tensors; and msgpack (`weir.calls.message_bodies`). All responses
+of a decoupled model are sent, with a flag on the last. Gateways share the subjects as a queue group.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from bus.naming import subjects
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from bus.nats.headers import parse_headers
-from client.catalog import ServedModel
-from client.message_bodies import OffloadedBody, format_of, offload_body, parse_body, parse_offloaded_body
-from client.request_headers import read_headers
-from gateway.admin.metadata import server_version
-from gateway.context import GatewayContext
-from gateway.nats import call as nats_call
-from gateway.nats.call import NatsCall, ReplySubjects, requested_window
-from gateway.nats.discovery import Endpoint, MicroService
-from runtime.containment import contained, report
-from schemas.core.errors import Reason, WeirError, internal, overloaded
-from schemas.core.requests import InferRequest
+from weir.bus.naming import subjects
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.headers import parse_headers
+from weir.calls.catalog import ServedModel
+from weir.calls.message_bodies import OffloadedBody, format_of, offload_body, parse_body, parse_offloaded_body
+from weir.calls.request_headers import read_headers
+from weir.gateway.admin.metadata import server_version
+from weir.gateway.context import GatewayContext
+from weir.gateway.nats import call as nats_call
+from weir.gateway.nats.call import NatsCall, ReplySubjects, requested_window
+from weir.gateway.nats.discovery import Endpoint, MicroService
+from weir.runtime.containment import contained, report
+from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
+from weir.schemas.core.requests import InferRequest
 
 logger = logging.getLogger("weir.gateway")
 
@@ -126,7 +126,7 @@ class NatsFrontend:
         except WeirError as error:
             call.reject(error)
         except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
-            report("gateway.nats.frontend: handling a call", error)
+            report("weir.gateway.nats.frontend: handling a call", error)
             call.reject(internal("internal server error"))
 
     def _submit(self, call: NatsCall, message: Message, number: int) -> None:

@@ -14,14 +14,14 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from client.catalog import Catalog
-from gateway.context import GatewayContext
-from gateway.http.asgi import HttpExchange, raw_error_response
-from gateway.http.connection import HttpConnection
-from gateway.http.exchange import InferExchange
-from gateway.http.protocol import HttpProtocol, infer_route
-from gateway.http.routing import error_response, weir_error_response
-from schemas.core.errors import WeirError, invalid
+from weir.calls.catalog import Catalog
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.asgi import HttpExchange, raw_error_response
+from weir.gateway.http.connection import HttpConnection
+from weir.gateway.http.exchange import InferExchange
+from weir.gateway.http.protocol import HttpProtocol, infer_route
+from weir.gateway.http.routing import error_response, weir_error_response
+from weir.schemas.core.errors import WeirError, invalid
 
 Headers = Iterable[tuple[bytes, bytes]]
 

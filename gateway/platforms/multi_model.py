@@ -21,13 +21,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.context import GatewayContext
-from gateway.http.app import Gatekeeper
-from gateway.http.routing import error_response, json_response, read_short_body
-from schemas.core.errors import ErrorCode, WeirError, internal, invalid
-from schemas.kserve.json_documents import load_json
-from schemas.wire.model_control import RegisteredFolder
-from schemas.wire.registry import ModelState
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.app import Gatekeeper
+from weir.gateway.http.routing import error_response, json_response, read_short_body
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
+from weir.schemas.kserve.json_documents import load_json
+from weir.schemas.wire.model_control import RegisteredFolder
+from weir.schemas.wire.registry import ModelState
 
 logger = logging.getLogger("weir.gateway")
 

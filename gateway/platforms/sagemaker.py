@@ -1,4 +1,5 @@
-"""Amazon SageMaker's protocol for containers, as Triton serves it: one model, or many (`gateway.platforms.multi_model`).
+"""Amazon SageMaker's protocol for containers, as Triton serves it: one model, or many
+(`weir.gateway.platforms.multi_model`).
 
 Source: `sagemaker_server.cc` of Triton's server, and the answers of a running Triton 2.51.
 """
@@ -13,9 +14,9 @@ from urllib.parse import quote, unquote
 
 from starlette.types import ASGIApp
 
-from client.catalog import Catalog
-from gateway.platforms.frontend import Headers, Target, default_model, header
-from gateway.platforms.multi_model import TARGET_HEADER, MultiModel, status_of
+from weir.calls.catalog import Catalog
+from weir.gateway.platforms.frontend import Headers, Target, default_model, header
+from weir.gateway.platforms.multi_model import TARGET_HEADER, MultiModel, status_of
 
 DEFAULT_MODEL = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 PING_MODE = "SAGEMAKER_TRITON_PING_MODE"

@@ -11,9 +11,9 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from client.catalog import Catalog
-from gateway.platforms.frontend import METRICS_PATH, Headers, Target, default_model, header
-from schemas.core.errors import invalid
+from weir.calls.catalog import Catalog
+from weir.gateway.platforms.frontend import METRICS_PATH, Headers, Target, default_model, header
+from weir.schemas.core.errors import invalid
 
 PREDICT_ROUTE = "AIP_PREDICT_ROUTE"
 HEALTH_ROUTE = "AIP_HEALTH_ROUTE"

@@ -10,7 +10,7 @@ A plain state machine that is fed with numbers. Source of the error text: Triton
 
 from __future__ import annotations
 
-from schemas.core.errors import MAX_BACKOFF_US
+from weir.schemas.core.errors import MAX_BACKOFF_US
 
 REOPEN_SHARE = 0.8
 """After a rejection, requests are admitted again once the expected wait is at most this share of the limit."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from scheduler.batching.request import QueuedRequest
-from scheduler.placement.instances import Instance
-from schemas.wire.messages import SequencePosition
-from schemas.wire.observation import BatchReason
-from schemas.wire.registry import Heartbeat
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.placement.instances import Instance
+from weir.schemas.wire.messages import SequencePosition
+from weir.schemas.wire.observation import BatchReason
+from weir.schemas.wire.registry import Heartbeat
 
 
 class Batch:

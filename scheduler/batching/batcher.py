@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
 
-from scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
-from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE, NEVER_US, LevelRules, OrderedQueue, QueueRules
-from schemas.wire.observation import BatchReason
+from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
+from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE, NEVER_US, LevelRules, OrderedQueue, QueueRules
+from weir.schemas.wire.observation import BatchReason
 
 _MIN_CANCELLED = 64
 

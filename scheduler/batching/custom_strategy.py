@@ -28,13 +28,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from repository.paths import check_model_name, path_inside
-from repository.problems import ConfigProblem
-from runtime.containment import contained
-from scheduler.batching.request import QueuedRequest
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.names import namespace_of, plain_name
+from weir.repository.paths import check_model_name, path_inside
+from weir.repository.problems import ConfigProblem
+from weir.runtime.containment import contained
+from weir.scheduler.batching.request import QueuedRequest
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.names import namespace_of, plain_name
 
 _logger = logging.getLogger("weir.scheduler")
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from scheduler.batching.batch import Batch, BatchesInFlight
-from scheduler.batching.batcher import Batcher
-from scheduler.batching.lane_budget import BatchLaneBudget, BatchRun
-from scheduler.batching.lanes import BATCH, EVENT, LIVE, LaneQueues
-from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import QueuedRequest, total_rows
-from scheduler.batching.request_queue import NEVER_US
-from scheduler.placement.instances import Instance, Placement
-from schemas.wire.observation import BatchReason
+from weir.scheduler.batching.batch import Batch, BatchesInFlight
+from weir.scheduler.batching.batcher import Batcher
+from weir.scheduler.batching.lane_budget import BatchLaneBudget, BatchRun
+from weir.scheduler.batching.lanes import BATCH, EVENT, LIVE, LaneQueues
+from weir.scheduler.batching.microbatcher import Microbatcher
+from weir.scheduler.batching.request import QueuedRequest, total_rows
+from weir.scheduler.batching.request_queue import NEVER_US
+from weir.scheduler.placement.instances import Instance, Placement
+from weir.schemas.wire.observation import BatchReason
 
 STAGES_AFTER_US = 1_000_000
 """Events may be staged behind a running batch this long after the last live request."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler.batching.batcher import Batcher
-from scheduler.batching.custom_strategy import GuardedStrategy
-from scheduler.batching.request import QueuedRequest, total_rows
-from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE, LevelRules, QueueRules
-from schemas.wire.observation import BatchReason
+from weir.scheduler.batching.batcher import Batcher
+from weir.scheduler.batching.custom_strategy import GuardedStrategy
+from weir.scheduler.batching.request import QueuedRequest, total_rows
+from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE, LevelRules, QueueRules
+from weir.schemas.wire.observation import BatchReason
 
 MAX_BATCH_BYTES = 4 << 20
 """Bodies of one batch together: its message must stay well below the broker's limit."""

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler.batching.batcher import Batcher
-from scheduler.batching.lane_budget import BatchLaneBudget
-from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import NO_TERMS, QueuedRequest, total_rows
-from schemas.core.requests import Lane
+from weir.scheduler.batching.batcher import Batcher
+from weir.scheduler.batching.lane_budget import BatchLaneBudget
+from weir.scheduler.batching.microbatcher import Microbatcher
+from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, total_rows
+from weir.schemas.core.requests import Lane
 
 AGED_US = 1_000_000
 """How long an event waits before it counts as live."""

@@ -9,12 +9,12 @@ known to be fast use it.
 
 from __future__ import annotations
 
-from scheduler.batching.batcher import DefaultBatcher
-from scheduler.batching.dynamic_batcher import MAX_BATCH_BYTES
-from scheduler.batching.request import QueuedRequest
-from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
-from scheduler.batching.run_time import RunTimeEstimate
-from schemas.config.model_config import ModelConfig
+from weir.scheduler.batching.batcher import DefaultBatcher
+from weir.scheduler.batching.dynamic_batcher import MAX_BATCH_BYTES
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
+from weir.scheduler.batching.run_time import RunTimeEstimate
+from weir.schemas.config.model_config import ModelConfig
 
 MAX_MICROBATCH_REQUESTS = 32
 """Requests of one microbatch; this limits how many a worker that dies may have started."""

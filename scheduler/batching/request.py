@@ -21,8 +21,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from schemas.core.requests import Lane
-from schemas.wire.messages import RequestEnvelope
+from weir.schemas.core.requests import Lane
+from weir.schemas.wire.messages import RequestEnvelope
 
 
 class Frame(Protocol):

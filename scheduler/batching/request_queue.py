@@ -22,8 +22,8 @@ from itertools import count
 from operator import itemgetter
 from typing import NamedTuple
 
-from scheduler.batching.request import QueuedRequest
-from schemas.config.model_config import DynamicBatching, QueuePolicy
+from weir.scheduler.batching.request import QueuedRequest
+from weir.schemas.config.model_config import DynamicBatching, QueuePolicy
 
 VIRTUAL_DEADLINE_US = 1_000_000
 """When a request without a deadline counts as due, after its arrival."""

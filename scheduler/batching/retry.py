@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.request import QueuedRequest
 
 MAX_ATTEMPTS = 4
 _ALONE_FROM_ATTEMPT = 2

@@ -13,19 +13,19 @@ from itertools import count
 from math import ceil
 from typing import NamedTuple
 
-from scheduler.batching.admission import Admission, RequestCost
-from scheduler.batching.batch import Batch, BatchesInFlight
-from scheduler.batching.batcher import Batcher
-from scheduler.batching.dispatch import Dispatch
-from scheduler.batching.lanes import LIVE, LaneQueues
-from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import QueuedRequest
-from scheduler.batching.retry import RetryPolicy, UnservedTimeout
-from scheduler.batching.run_time import RunTimeEstimate
-from scheduler.placement.instances import Instance, Placement
-from schemas.core.errors import QUEUE_FULL, Reason, WeirError, internal, overloaded, unavailable
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.messages import BatchOutcome
+from weir.scheduler.batching.admission import Admission, RequestCost
+from weir.scheduler.batching.batch import Batch, BatchesInFlight
+from weir.scheduler.batching.batcher import Batcher
+from weir.scheduler.batching.dispatch import Dispatch
+from weir.scheduler.batching.lanes import LIVE, LaneQueues
+from weir.scheduler.batching.microbatcher import Microbatcher
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.retry import RetryPolicy, UnservedTimeout
+from weir.scheduler.batching.run_time import RunTimeEstimate
+from weir.scheduler.placement.instances import Instance, Placement
+from weir.schemas.core.errors import QUEUE_FULL, Reason, WeirError, internal, overloaded, unavailable
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.messages import BatchOutcome
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 

@@ -1,7 +1,7 @@
 """`OwnershipController`: makes each queue have one owner among the schedulers; the shell of `OwnershipPolicy`.
 
 It sends heartbeats each `HEARTBEAT_INTERVAL_S`, receives those of others, probes their connections, and carries out
-the actions of the policy: it acquires a queue by writing its record (`bus.kv.queue_owners`) and then recreating its
+the actions of the policy: it acquires a queue by writing its record (`weir.bus.kv.queue_owners`) and then recreating its
 consumer, and hands one over by draining it and then writing the record for the next owner.
 
 The `LeaseGate` decides whether this scheduler may continue with its queues; a heartbeat that the broker has confirmed
@@ -20,21 +20,21 @@ from typing import Any, TypeVar
 from msgspec.structs import astuple
 from nats.errors import Error as NatsError
 
-from bus.kv.presence import Presence, PresenceView
-from bus.kv.queue_owners import OwnerRecord, QueueOwners
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Bus, Message
-from bus.streams.declarations import acquire_live_consumer, ensure_live_streams, ensure_streams
-from runtime.containment import contained
-from runtime.log_limiter import LogLimiter
-from runtime.ticks import next_tick
-from scheduler.ownership.policy import SILENCE_S, Acquire, Action, HandOver, OwnershipPolicy, ReadOwner
-from scheduler.service.owned_queue import OwnedQueue
-from scheduler.service.service import RECONNECT_GRACE_S, SchedulerService
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import QueueOwner
-from schemas.wire.registry import RoleRecord
+from weir.bus.kv.presence import Presence, PresenceView
+from weir.bus.kv.queue_owners import OwnerRecord, QueueOwners
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.streams.declarations import acquire_live_consumer, ensure_live_streams, ensure_streams
+from weir.runtime.containment import contained
+from weir.runtime.log_limiter import LogLimiter
+from weir.runtime.ticks import next_tick
+from weir.scheduler.ownership.policy import SILENCE_S, Acquire, Action, HandOver, OwnershipPolicy, ReadOwner
+from weir.scheduler.service.owned_queue import OwnedQueue
+from weir.scheduler.service.service import RECONNECT_GRACE_S, SchedulerService
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import QueueOwner
+from weir.schemas.wire.registry import RoleRecord
 
 logger = logging.getLogger("weir.scheduler")
 

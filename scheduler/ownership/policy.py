@@ -2,7 +2,7 @@
 
 Every scheduler runs one, fed with what it receives from the others. All of them compute in the same way, so where
 they have received the same they agree without communication; otherwise the compare-and-set of a queue's record
-(`bus.kv.queue_owners`) lets one of them succeed. Promises:
+(`weir.bus.kv.queue_owners`) lets one of them succeed. Promises:
 
 - a queue without an owner is acquired, and the queues of a lost scheduler are acquired by the remaining ones;
 - at rest the schedulers own equally many queues, give or take one, except for queues that must not move;
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
-from bus.naming.live_queues import LiveQueue
+from weir.bus.naming.live_queues import LiveQueue
 
 SILENCE_S = 1.0
 """An owner in a record without any heartbeat is considered lost after this time; the caller reports lost others."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from bus.naming.identity import host_of
+from weir.bus.naming.identity import host_of
 
 STAGING_LEAD_US = 500
 """How long before the expected end of the executing batch a batch that could still grow is staged."""

@@ -29,7 +29,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from schemas.wire.registry import MAX_INSTANCES, ModelRecord, ModelState
+from weir.schemas.wire.registry import MAX_INSTANCES, ModelRecord, ModelState
 
 Released = Collection[tuple[str, int]]
 """(worker, version) pairs that workers have been allowed to unload."""

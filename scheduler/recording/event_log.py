@@ -1,8 +1,8 @@
 """`EventLog`: records every event of each `ModelScheduler`, to replay incidents offline.
 
-`weir scheduler --event-log` records; `python -m scheduler.replay` replays. Tensors are not recorded, only the facts
+`weir scheduler --event-log` records; `python -m weir.scheduler.replay` replays. Tensors are not recorded, only the facts
 by which a policy decides. Each queue has files of its own, and each file can be replayed without those before it,
-because it begins with the policy's state. The format of the rows is in `scheduler.recording.event_rows`.
+because it begins with the policy's state. The format of the rows is in `weir.scheduler.recording.event_rows`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.recording.event_rows import EVENTS, digest_of, header, pack_event, pack_row, reusable
-from scheduler.recording.state_snapshot import pack_state
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.recording.event_rows import EVENTS, digest_of, header, pack_event, pack_row, reusable
+from weir.scheduler.recording.state_snapshot import pack_state
 
 logger = logging.getLogger("weir.scheduler")
 

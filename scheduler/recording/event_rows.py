@@ -17,15 +17,15 @@ from typing import Any
 
 import msgpack
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.request import NO_FRAME, QueuedRequest
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.placement.instances import Instance
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.request import NO_FRAME, QueuedRequest
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.placement.instances import Instance
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
 
 FORMAT = "weir scheduler events"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 QUERIES = (
     "waiting",
@@ -47,7 +47,7 @@ EVENTS = tuple(name for name in vars(ModelScheduler) if not name.startswith("_")
 _DIGEST_BYTES = 8
 _REQUEST, _CONFIG, _SET, _NAMED_TUPLE = 1, 2, 3, 4
 
-RECORDED_PACKAGES = ("scheduler", "schemas")
+RECORDED_PACKAGES = ("weir.scheduler.", "weir.schemas.")
 """Packages whose classes a log may name."""
 
 _OMITTED_FIELDS = ("frame", "body", "place")  # `place` is set by the policy
@@ -82,7 +82,7 @@ def header(model: str, options: Mapping[str, int], first: int, unix_us: int, sta
 
 def resolve_class(module: str, name: str) -> type:
     """Returns the class of this qualified name in one of our modules; raises ValueError, ImportError or AttributeError."""
-    if module.partition(".")[0] not in RECORDED_PACKAGES:
+    if not module.startswith(RECORDED_PACKAGES):
         raise ValueError(f"{module} is not one of our modules")
     found: Any = import_module(module)
     for part in name.split("."):

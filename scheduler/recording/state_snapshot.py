@@ -15,10 +15,10 @@ from typing import Any
 
 import msgpack
 
-from scheduler.batching.request import NO_FRAME, QueuedRequest
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.recording.event_rows import RECORDED_PACKAGES, named_tuple, resolve_class, zeros
-from schemas.config.model_config import ConfigMessage
+from weir.scheduler.batching.request import NO_FRAME, QueuedRequest
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.recording.event_rows import RECORDED_PACKAGES, named_tuple, resolve_class, zeros
+from weir.schemas.config.model_config import ConfigMessage
 
 _SCALARS = (bool, int, float, str, bytes, type(None))
 _CONTAINERS: dict[str, type] = {"list": list, "deque": deque, "set": set}
@@ -106,7 +106,7 @@ class _Writer:
             return _NEXT_OF, refer(value.__self__)
         if value == self._next_batch_id:
             return (_NEXT_BATCH_ID,)
-        if kind.__module__.partition(".")[0] in RECORDED_PACKAGES:
+        if kind.__module__.startswith(RECORDED_PACKAGES):
             return self._row_of_own_class(value, (kind.__module__, kind.__qualname__))
         raise UnsupportedState(f"a {kind.__module__}.{kind.__qualname__} can not be stored")
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.request import QueuedRequest
-from scheduler.batching.request_queue import NEVER_US
-from scheduler.batching.version_scheduler import (
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.request_queue import NEVER_US
+from weir.scheduler.batching.version_scheduler import (
     NOTHING_ENDED,
     TIMEOUT_EXPIRED,
     TOO_MANY_LOSSES,
@@ -32,13 +32,13 @@ from scheduler.batching.version_scheduler import (
     Failure,
     VersionState,
 )
-from scheduler.sequences.sequence import CorrelationId, SlottedInstance, StatefulSequence
-from scheduler.sequences.table import MAX_LOST, SequenceTable
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.wire.messages import NO_REPLY, BatchOutcome
-from schemas.wire.observation import BatchReason
+from weir.scheduler.sequences.sequence import CorrelationId, SlottedInstance, StatefulSequence
+from weir.scheduler.sequences.table import MAX_LOST, SequenceTable
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.wire.messages import NO_REPLY, BatchOutcome
+from weir.schemas.wire.observation import BatchReason
 
 MAX_WAITING = 100_000
 """Requests of one lane that may wait for one version, of all sequences together."""

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from scheduler.batching.request import NO_FRAME, NO_TERMS, QueuedRequest
-from scheduler.placement.instances import Instance
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.messages import NO_REPLY, SequencePosition
+from weir.scheduler.batching.request import NO_FRAME, NO_TERMS, QueuedRequest
+from weir.scheduler.placement.instances import Instance
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.messages import NO_REPLY, SequencePosition
 
 CorrelationId = int | str
 

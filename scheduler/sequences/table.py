@@ -13,17 +13,17 @@ from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
 from itertools import count
 
-from scheduler.batching.request import QueuedRequest
-from scheduler.batching.request_queue import NEVER_US
-from scheduler.sequences.sequence import (
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.request_queue import NEVER_US
+from weir.scheduler.sequences.sequence import (
     CorrelationId,
     ReplayBudget,
     SequenceProgress,
     SlottedInstance,
     StatefulSequence,
 )
-from schemas.core.requests import SEQUENCE_START, Lane
-from schemas.wire.messages import SequencePosition
+from weir.schemas.core.requests import SEQUENCE_START, Lane
+from weir.schemas.wire.messages import SequencePosition
 
 MAX_LOST = 10_000
 """Sequences that ended with their instances and are remembered, to answer requests that still arrive for them."""

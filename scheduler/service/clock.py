@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 
-from runtime.log_limiter import LogLimiter
+from weir.runtime.log_limiter import LogLimiter
 
 _limited = LogLimiter(logging.getLogger("weir.scheduler"))
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Bus, Message
-from bus.nats.replies import ReplyInbox
-from runtime.log_limiter import LogLimiter
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import SequenceQuery, SequenceReport, StartedSequence
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.replies import ReplyInbox
+from weir.runtime.log_limiter import LogLimiter
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import SequenceQuery, SequenceReport, StartedSequence
 
 REPORT_TIMEOUT_S = 0.75
 """How long reports of workers are waited for, a little longer than a worker waits for the batches that it runs."""

@@ -18,11 +18,11 @@ from enum import Enum
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus.kv.known_models import KnownModels
-from bus.kv.registry import RegistryView
-from bus.nats.connection import Bus
-from runtime.containment import contained
-from schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
+from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.registry import RegistryView
+from weir.bus.nats.connection import Bus
+from weir.runtime.containment import contained
+from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
 
 logger = logging.getLogger("weir.scheduler")
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from runtime.containment import contained
+from weir.runtime.containment import contained
 
 LEASE_S = 0.75
 """For this long after a heartbeat, and longer, others do not take what this process owns."""

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.version_scheduler import Failure
-from scheduler.sequences.scheduler import SequenceBatch
-from scheduler.service.owned_queue import OwnedQueue
-from schemas.wire.messages import (
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.version_scheduler import Failure
+from weir.scheduler.sequences.scheduler import SequenceBatch
+from weir.scheduler.service.owned_queue import OwnedQueue
+from weir.schemas.wire.messages import (
     NO_REPLY,
     BatchMessage,
     CancelledRequests,

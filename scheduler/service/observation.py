@@ -1,4 +1,4 @@
-"""`BatchFeed`: reports the batches of this scheduler to processes that observe it (`schemas.wire.observation`).
+"""`BatchFeed`: reports the batches of this scheduler to processes that observe it (`weir.schemas.wire.observation`).
 
 A batch is reported when it is sent and when it has ended. Without a live lease only the attribute `is_on` is tested.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 
-from bus.observation import Observed
-from runtime.containment import contained
-from scheduler.batching.batch import Batch
-from scheduler.batching.request import total_rows
-from schemas.core.requests import Lane
-from schemas.wire.messages import BatchOutcome
-from schemas.wire.observation import (
+from weir.bus.observation import Observed
+from weir.runtime.containment import contained
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.request import total_rows
+from weir.schemas.core.requests import Lane
+from weir.schemas.wire.messages import BatchOutcome
+from weir.schemas.wire.observation import (
     MAX_REPORTED_REQUESTS,
     BatchedRequest,
     BatchEndReport,

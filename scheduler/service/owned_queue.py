@@ -15,21 +15,21 @@ from typing import Any, NamedTuple, Protocol
 
 from nats.errors import Error as NatsError
 
-from bus.naming import durable_subjects as subjects
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Bus
-from bus.streams.consumers import leader_of_consumer, redeliver
-from bus.streams.declarations import AcquiredQueue, acquire_live_consumer, ensure_live_streams, live_pull_group
-from bus.streams.pull import StandingPull
-from runtime.containment import contained
-from runtime.log_limiter import LogLimiter
-from scheduler.batching.request import QueuedRequest
-from scheduler.batching.version_scheduler import Ended
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.sequences.scheduler import SequenceScheduler
-from scheduler.service.clock import DeadlineTimer
-from scheduler.service.statistics import DispatchCounters, LoadSignals, model_counters
-from schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, BatchOutcome, LostAttempts
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Bus
+from weir.bus.streams.consumers import leader_of_consumer, redeliver
+from weir.bus.streams.declarations import AcquiredQueue, acquire_live_consumer, ensure_live_streams, live_pull_group
+from weir.bus.streams.pull import StandingPull
+from weir.runtime.containment import contained
+from weir.runtime.log_limiter import LogLimiter
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.version_scheduler import Ended
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.sequences.scheduler import SequenceScheduler
+from weir.scheduler.service.clock import DeadlineTimer
+from weir.scheduler.service.statistics import DispatchCounters, LoadSignals, model_counters
+from weir.schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, BatchOutcome, LostAttempts
 
 _limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
@@ -387,7 +387,7 @@ class OwnedQueue:
         ]
 
     def to_dict(self, now_us: int) -> dict[str, Any]:
-        """Returns its counters and load, in the form of `schemas.wire.statistics.QueueCounters`."""
+        """Returns its counters and load, in the form of `weir.schemas.wire.statistics.QueueCounters`."""
         return {**model_counters(self.scheduler, self.counters, now_us), "load": self.signals.to_dict()}
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 
-from bus.kv.registry import RegistryView
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from runtime.log_limiter import LogLimiter
-from scheduler.batching.custom_strategy import StrategyFiles
-from scheduler.batching.version_scheduler import Ended
-from scheduler.placement.placement_view import is_unloading, partition_view, placement_view
-from scheduler.service.owned_queue import OwnedQueue
-from scheduler.service.statistics import reset_unloaded_failures
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import PARTITIONS, partitions_of
-from schemas.wire.model_control import DrainMessage
-from schemas.wire.registry import ModelRecord
+from weir.bus.kv.registry import RegistryView
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.runtime.log_limiter import LogLimiter
+from weir.scheduler.batching.custom_strategy import StrategyFiles
+from weir.scheduler.batching.version_scheduler import Ended
+from weir.scheduler.placement.placement_view import is_unloading, partition_view, placement_view
+from weir.scheduler.service.owned_queue import OwnedQueue
+from weir.scheduler.service.statistics import reset_unloaded_failures
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import PARTITIONS, partitions_of
+from weir.schemas.wire.model_control import DrainMessage
+from weir.schemas.wire.registry import ModelRecord
 
 _limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
@@ -45,7 +45,7 @@ class RegistryWatcher:
     def queues_of(self, model: str) -> list[LiveQueue]:
         """Returns the queues of the model, including those from before it was loaded with fewer partitions.
 
-        Requests may remain in those; their owners see them served or failed (`scheduler.placement.placement_view`).
+        Requests may remain in those; their owners see them served or failed (`weir.scheduler.placement.placement_view`).
         """
         queues = queues_by(self._records_or_known(model), model)
         most = max(len(queues), self._most_queues.get(model, 1))
@@ -120,7 +120,7 @@ class RegistryWatcher:
 def queues_of(config: ModelConfig | None, model: str = "") -> list[LiveQueue]:
     """Returns the queues of a model with this configuration, by partition.
 
-    `model` is its identity if that is not its name alone (`schemas.core.names`). An unreadable configuration counts
+    `model` is its identity if that is not its name alone (`weir.schemas.core.names`). An unreadable configuration counts
     as one partition.
     """
     if config is None:

@@ -4,7 +4,7 @@ Everything runs in one event loop, and a policy call never awaits. Messages that
 are taken in before anything is dispatched, so that requests that arrive together can share a batch. Every message
 passes the `LeaseGate`, which holds it back while it is uncertain which queues this scheduler owns.
 
-Each function that serves one queue is contained (`runtime.containment`). An exception in the policy of a queue may
+Each function that serves one queue is contained (`weir.runtime.containment`). An exception in the policy of a queue may
 leave its state inconsistent, so that policy is recreated (`_queue_failed`), and no other queue is affected.
 """
 
@@ -20,34 +20,34 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.kv.registry import RegistryView
-from bus.kv.sequence_states import CheckpointReader, StoredSequence
-from bus.links.link import LinkEnd
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from bus.observation import Observed
-from bus.streams.declarations import ensure_streams, live_pull_group
-from bus.streams.pull import StandingPull
-from runtime.containment import contained
-from runtime.log_limiter import LogLimiter
-from runtime.ticks import next_tick
-from scheduler.batching.batch import Batch, BatchReconciler
-from scheduler.batching.custom_strategy import StrategyFiles
-from scheduler.batching.lanes import LIVE
-from scheduler.batching.request import QueuedRequest, by_frame, requests_of
-from scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
-from scheduler.recording.event_log import RecordedModelScheduler
-from scheduler.sequences.scheduler import FoundSequence, SoughtSequence
-from scheduler.sequences.sequence import replay_of
-from scheduler.service import clock
-from scheduler.service.former_sequences import SequenceReports, SequenceSurvey
-from scheduler.service.known_models import KnownModelStore
-from scheduler.service.lease_gate import LeaseGate
-from scheduler.service.messages import batch_message, cancellation_messages, error_responses
-from scheduler.service.observation import BatchFeed
-from scheduler.service.owned_queue import (
+from weir.bus.kv.registry import RegistryView
+from weir.bus.kv.sequence_states import CheckpointReader, StoredSequence
+from weir.bus.links.link import LinkEnd
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.observation import Observed
+from weir.bus.streams.declarations import ensure_streams, live_pull_group
+from weir.bus.streams.pull import StandingPull
+from weir.runtime.containment import contained
+from weir.runtime.log_limiter import LogLimiter
+from weir.runtime.ticks import next_tick
+from weir.scheduler.batching.batch import Batch, BatchReconciler
+from weir.scheduler.batching.custom_strategy import StrategyFiles
+from weir.scheduler.batching.lanes import LIVE
+from weir.scheduler.batching.request import QueuedRequest, by_frame, requests_of
+from weir.scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
+from weir.scheduler.recording.event_log import RecordedModelScheduler
+from weir.scheduler.sequences.scheduler import FoundSequence, SoughtSequence
+from weir.scheduler.sequences.sequence import replay_of
+from weir.scheduler.service import clock
+from weir.scheduler.service.former_sequences import SequenceReports, SequenceSurvey
+from weir.scheduler.service.known_models import KnownModelStore
+from weir.scheduler.service.lease_gate import LeaseGate
+from weir.scheduler.service.messages import batch_message, cancellation_messages, error_responses
+from weir.scheduler.service.observation import BatchFeed
+from weir.scheduler.service.owned_queue import (
     AckBundle,
     Intake,
     OwnedQueue,
@@ -59,12 +59,12 @@ from scheduler.service.owned_queue import (
     new_policy,
     poll_until,
 )
-from scheduler.service.registry_watcher import RegistryWatcher
-from scheduler.service.statistics import RetiredCounters, pack_scheduler_counters
-from scheduler.service.stopped_workers import StoppedWorkers
-from schemas.core.errors import internal
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import (
+from weir.scheduler.service.registry_watcher import RegistryWatcher
+from weir.scheduler.service.statistics import RetiredCounters, pack_scheduler_counters
+from weir.scheduler.service.stopped_workers import StoppedWorkers
+from weir.schemas.core.errors import internal
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import (
     BatchOutcome,
     Cancellation,
     DirectRuns,
@@ -73,9 +73,9 @@ from schemas.wire.messages import (
     unpack_completions,
     unpack_frame,
 )
-from schemas.wire.model_control import DrainMessage
-from schemas.wire.registry import Heartbeat
-from telemetry.logs import log_request, logs_requests
+from weir.schemas.wire.model_control import DrainMessage
+from weir.schemas.wire.registry import Heartbeat
+from weir.telemetry.logs import log_request, logs_requests
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -115,9 +115,9 @@ class ServiceOptions(NamedTuple):
 class SchedulerService:
     """One scheduler process: serves the queues that it owns and keeps their instances busy.
 
-    `scheduler.ownership` decides which queues those are: it calls `serve`, `release`, `drop` and `resume`. It is notified
-    of batches that a worker rejected for a later owner (`on_batch_rejected`, with that owner's epoch) and of policies
-    that raised (`on_policy_failed`), and knows which ids were schedulers (`is_lost_scheduler`).
+    `weir.scheduler.ownership` decides which queues those are: it calls `serve`, `release`, `drop` and `resume`. It is
+    notified of batches that a worker rejected for a later owner (`on_batch_rejected`, with that owner's epoch) and of
+    policies that raised (`on_policy_failed`), and knows which ids were schedulers (`is_lost_scheduler`).
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """What a scheduler measures of its queues: `DispatchCounters` and `RetiredCounters` count, `LoadSignals` derives load.
 
-All of it ends in the scheduler's response to a statistics query (`schemas.wire.statistics.QueueCounters`).
+All of it ends in the scheduler's response to a statistics query (`weir.schemas.wire.statistics.QueueCounters`).
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bus.naming.live_queues import LiveQueue
-from runtime.loop_lag import process_health
-from runtime.processes.usage import process_usage
-from scheduler.batching.admission import RequestCost
-from scheduler.batching.lanes import BATCH, LIVE
-from scheduler.model_scheduler import AnyVersion, ModelScheduler
-from scheduler.placement.desired_workers import DesiredWorkers, Load
-from schemas.core.requests import Lane
-from schemas.wire.registry import ModelRecord, ModelState
-from schemas.wire.statistics import pack_counters
-from telemetry.instruments import SizeHistogram, Utilization
+from weir.bus.naming.live_queues import LiveQueue
+from weir.runtime.loop_lag import process_health
+from weir.runtime.processes.usage import process_usage
+from weir.scheduler.batching.admission import RequestCost
+from weir.scheduler.batching.lanes import BATCH, LIVE
+from weir.scheduler.model_scheduler import AnyVersion, ModelScheduler
+from weir.scheduler.placement.desired_workers import DesiredWorkers, Load
+from weir.schemas.core.requests import Lane
+from weir.schemas.wire.registry import ModelRecord, ModelState
+from weir.schemas.wire.statistics import pack_counters
+from weir.telemetry.instruments import SizeHistogram, Utilization
 
 _ACTIVE_US = 60_000_000
 _UNLOADED_STATES = (ModelState.UNLOADING, ModelState.UNAVAILABLE)
@@ -152,7 +152,7 @@ class LoadSignals:
         self._policy.update(now_us, load)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the load in the form of `schemas.wire.statistics.LoadCounters`."""
+        """Returns the load in the form of `weir.schemas.wire.statistics.LoadCounters`."""
         versions = self._scheduler.versions().values()
         refused = {reason: sum(version.refused[reason] for version in versions) for reason in ("queue", "wait")}
         refused["wait"] += self._rejected_by_callers

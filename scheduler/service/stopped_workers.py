@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from bus.kv.registry import HEARTBEAT_INTERVAL_S, WorkerView
-from bus.naming.identity import shares_memory
-from runtime.processes.state import ProcessIdentity, ProcessState, look_at
+from weir.bus.kv.registry import HEARTBEAT_INTERVAL_S, WorkerView
+from weir.bus.naming.identity import shares_memory
+from weir.runtime.processes.state import ProcessIdentity, ProcessState, look_at
 
 LATE_S = HEARTBEAT_INTERVAL_S + 0.25
 """A worker without a heartbeat for so long is looked at."""

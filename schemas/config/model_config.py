@@ -4,7 +4,7 @@ Each class mirrors the message of Triton's `model_config.proto` (as shipped in `
 the same field names, proto3's defaults, `None` for an absent message or oneof member, and enum values by name. So a
 configuration passes unchanged between text, protobuf, JSON, MessagePack and Python. Durations are microseconds.
 
-`repository.config_text` reads text, JSON and protobuf; `repository.validation` checks the values.
+`weir.repository.config_text` reads text, JSON and protobuf; `weir.repository.validation` checks the values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DataType = Literal[
     "TYPE_STRING",
     "TYPE_BF16",
 ]
-"""Element types by their names in `config.pbtxt`; `schemas.core.tensors.BY_CONFIG_NAME` maps them to wire names."""
+"""Element types by their names in `config.pbtxt`; `weir.schemas.core.tensors.BY_CONFIG_NAME` maps them to wire names."""
 
 
 class ConfigMessage(BaseModel):

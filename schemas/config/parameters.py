@@ -9,7 +9,7 @@ Triton's configuration has no fields for these, so they are entries of `paramete
 - `weir_queue_max_messages`: durable requests that may wait for it;
 - `weir_queue_max_bytes`: the bytes of those requests together;
 - `weir_queue_max_age_secs`: how long one may wait, in seconds; then it expires;
-- `weir_traffic`, `weir_traffic_sticky`: how requests that name no version are split (`schemas.config.traffic`).
+- `weir_traffic`, `weir_traffic_sticky`: how requests that name no version are split (`weir.schemas.config.traffic`).
 
 A model without the first three is placed on every worker whose repositories have it. Without one of the last three, the
 options of the gateway apply.
@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Meta
 
 if TYPE_CHECKING:  # the command line checks names of resources, and imports no configurations
-    from schemas.config.model_config import ModelConfig
+    from weir.schemas.config.model_config import ModelConfig
 
 MEMORY_BYTES, REQUIRES, WORKERS = "weir_memory_bytes", "weir_requires", "weir_workers"
 """The names of the parameters."""

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from schemas.config.parameters import ParameterError
+from weir.schemas.config.parameters import ParameterError
 
 if TYPE_CHECKING:  # the command line checks weights, and imports no configurations
-    from schemas.config.model_config import ModelConfig
+    from weir.schemas.config.model_config import ModelConfig
 
 TRAFFIC, STICKY = "weir_traffic", "weir_traffic_sticky"
 """The names of the parameters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from schemas.core.errors import ErrorCode, Reason, WeirError, invalid
+from weir.schemas.core.errors import ErrorCode, Reason, WeirError, invalid
 
 CANCELLED_MESSAGE = "the request was cancelled"
 """The message of the error that answers a cancelled request, or one whose content cannot be read any more."""

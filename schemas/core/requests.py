@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from schemas.core.tensors import ClientRef, Tensor
+from weir.schemas.core.tensors import ClientRef, Tensor
 
 SEQUENCE_START = 1
 SEQUENCE_END = 2
@@ -53,7 +53,7 @@ class InferRequest(msgspec.Struct, eq=False):
     (name, unix nanoseconds). After `deadline_ms` (unix time, 0 for none) the response is dropped. `regions` names the
     shared-memory regions that its tensors lie in. `wants_timestamps` asks the worker to report when the request passed each
     stage, as it does for traced requests anyway. `lane` sets its urgency. Requests with an equal `traffic_key` that name no
-    version run on the same version while the model's traffic rule stays (`client.traffic`); "" for none.
+    version run on the same version while the model's traffic rule stays (`weir.calls.traffic`); "" for none.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.

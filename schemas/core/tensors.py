@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from schemas.core.errors import WeirError, invalid
-from schemas.core.request_limits import invalid_request
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.request_limits import invalid_request
 
 MAX_ELEMENT_COUNT = 2**31 - 1
 

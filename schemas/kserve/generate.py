@@ -12,14 +12,14 @@ from typing import Any
 
 import orjson
 
-from schemas.config.model_config import ModelConfig, ModelInput
-from schemas.core.errors import WeirError, internal, invalid
-from schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits, invalid_request
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import BY_CONFIG_NAME, Reference, Tensor, element_count
-from schemas.kserve.json_documents import load_json, parameter_value, string
-from schemas.kserve.json_tensors import json_data, json_scalar, pack_json_data
-from schemas.kserve.request import check_json_size
+from weir.schemas.config.model_config import ModelConfig, ModelInput
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits, invalid_request
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import BY_CONFIG_NAME, Reference, Tensor, element_count
+from weir.schemas.kserve.json_documents import load_json, parameter_value, string
+from weir.schemas.kserve.json_tensors import json_data, json_scalar, pack_json_data
+from weir.schemas.kserve.request import check_json_size
 
 _NESTED = "parameters"
 
@@ -74,7 +74,7 @@ def build_generate_response(response: InferResponse) -> bytes:
     """The JSON object of one response: its members in the order of their names, as in Triton.
 
     Outputs are flat arrays, those of one element scalars. Raises WeirError for an output that can't travel as JSON, and
-    TypeError for content that is still a reference. Content of megabytes takes long: see `schemas.kserve.offloaded`.
+    TypeError for content that is still a reference. Content of megabytes takes long: see `weir.schemas.kserve.offloaded`.
     """
     document: dict[str, Any] = {"id": response.id} if response.id else {}
     document["model_name"] = response.model_name

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 import rapidjson
 
-from schemas.core.errors import WeirError, internal
+from weir.schemas.core.errors import WeirError, internal
 
 MAX_JSON_DEPTH = 100
 """How deep the arrays of `data` may nest; Triton's limit."""

@@ -19,9 +19,9 @@ import numpy as np
 import orjson
 import rapidjson
 
-from schemas.core.errors import WeirError, internal, invalid
-from schemas.core.tensors import DATATYPES, element_count, pack_bytes, pack_strings, unpack_bytes
-from schemas.kserve.json_documents import MAX_JSON_DEPTH, too_deep
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.tensors import DATATYPES, element_count, pack_bytes, pack_strings, unpack_bytes
+from weir.schemas.kserve.json_documents import MAX_JSON_DEPTH, too_deep
 
 _ARRAY_CODES: dict[str, Any] = {
     "BOOL": "?",

@@ -24,14 +24,14 @@ from typing import Any
 
 import msgpack
 
-from schemas.core.errors import WeirError, invalid
-from schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
-from schemas.kserve.regions import FindRegion, no_regions
-from schemas.kserve.request import read_document
-from schemas.kserve.response import MAX_WRITTEN_BYTES, Labels, LongOutputs, classify
-from schemas.wire.codec import bin_header
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.regions import FindRegion, no_regions
+from weir.schemas.kserve.request import read_document
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, Labels, LongOutputs, classify
+from weir.schemas.wire.codec import bin_header
 
 _BIN_HEADER_SIZES = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 _NOTHING = memoryview(b"")

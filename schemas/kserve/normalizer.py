@@ -9,11 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from schemas.config.model_config import ModelConfig, ModelInput
-from schemas.core.errors import WeirError, invalid
-from schemas.core.request_limits import invalid_request
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, MAX_WALKED_BYTES, Tensor, check_string_count, check_strings
+from weir.schemas.config.model_config import ModelConfig, ModelInput
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.request_limits import invalid_request
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import (
+    BY_CONFIG_NAME,
+    DATATYPES,
+    MAX_WALKED_BYTES,
+    Tensor,
+    check_string_count,
+    check_strings,
+)
 
 
 class RequestNormalizer:

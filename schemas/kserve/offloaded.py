@@ -1,14 +1,15 @@
-"""Reading and writing of large bodies in two steps: the long one in a helper process (`runtime.offload`), a short one
+"""Reading and writing of large bodies in two steps: the long one in a helper process (`weir.runtime.offload`), a short one
 here.
 
-Reading: `read_json` and `read_msgpack` run in the helper process. They make all checks of `schemas.kserve.request` and
+Reading: `read_json` and `read_msgpack` run in the helper process. They make all checks of `weir.schemas.kserve.request` and
 return an outline: the document without members that have no meaning, and with the content of its tensors packed.
 `outline_document` reads the outline in the gateway, which alone knows its regions of shared memory, with the same
 checks.
 
 Writing: `write_outputs` runs in the helper process, and returns the content of each output as JSON, or its classes.
 
-All functions that run in the helper process take and return parts (`runtime.offload_process`), the first in MessagePack.
+All functions that run in the helper process take and return parts (`weir.runtime.offload_process`), the first in
+MessagePack.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from schemas.config.model_config import ModelConfig, ModelInput
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferRequest, InferResponse, Parameters, RequestedOutput
-from schemas.core.tensors import ClientRef, RegionRef, Tensor
-from schemas.kserve.generate import build_generate_response, parse_generate_request
-from schemas.kserve.json_documents import load_json
-from schemas.kserve.json_tensors import json_pieces
-from schemas.kserve.msgpack_documents import msgpack_document
-from schemas.kserve.request import check_json_size, read_document
-from schemas.kserve.response import MAX_WRITTEN_BYTES, Labels, classify
+from weir.schemas.config.model_config import ModelConfig, ModelInput
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferRequest, InferResponse, Parameters, RequestedOutput
+from weir.schemas.core.tensors import ClientRef, RegionRef, Tensor
+from weir.schemas.kserve.generate import build_generate_response, parse_generate_request
+from weir.schemas.kserve.json_documents import load_json
+from weir.schemas.kserve.json_tensors import json_pieces
+from weir.schemas.kserve.msgpack_documents import msgpack_document
+from weir.schemas.kserve.request import check_json_size, read_document
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, Labels, classify
 
 BodyPart = bytes | bytearray | memoryview
 
-READ_JSON = "schemas.kserve.offloaded:read_json"
-READ_MSGPACK = "schemas.kserve.offloaded:read_msgpack"
-READ_GENERATE = "schemas.kserve.offloaded:read_generate"
-ADD_PARAMETERS = "schemas.kserve.offloaded:add_parameters"
-WRITE_OUTPUTS = "schemas.kserve.offloaded:write_outputs"
-WRITE_GENERATE = "schemas.kserve.offloaded:write_generate"
+READ_JSON = "weir.schemas.kserve.offloaded:read_json"
+READ_MSGPACK = "weir.schemas.kserve.offloaded:read_msgpack"
+READ_GENERATE = "weir.schemas.kserve.offloaded:read_generate"
+ADD_PARAMETERS = "weir.schemas.kserve.offloaded:add_parameters"
+WRITE_OUTPUTS = "weir.schemas.kserve.offloaded:write_outputs"
+WRITE_GENERATE = "weir.schemas.kserve.offloaded:write_generate"
 
 _INPUT_MEMBERS = ("name", "datatype", "shape")
 _INPUT_PARAMETERS = (

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from schemas.core.errors import WeirError, invalid, not_found
-from schemas.core.requests import InferRequest, Parameters
-from schemas.core.tensors import ClientRef, CudaRegionRef, RegionRef
-from schemas.kserve.json_documents import string, unsigned
-from schemas.wire.codec import Message, NonNegative
+from weir.schemas.core.errors import WeirError, invalid, not_found
+from weir.schemas.core.requests import InferRequest, Parameters
+from weir.schemas.core.tensors import ClientRef, CudaRegionRef, RegionRef
+from weir.schemas.kserve.json_documents import string, unsigned
+from weir.schemas.wire.codec import Message, NonNegative
 
 SYSTEM: Literal["system"] = "system"
 CUDA: Literal["cuda"] = "cuda"
@@ -64,7 +64,7 @@ class Region(Message, frozen=True):
 class CudaOpening(Message, frozen=True):
     """A gateway's request that workers map GPU memory: `size` bytes from the start of the allocation behind the handle.
 
-    Sent on `bus.naming.subjects.cuda_open` and `cuda_close`.
+    Sent on `weir.bus.naming.subjects.cuda_open` and `cuda_close`.
     """
 
     handle: bytes

@@ -1,7 +1,7 @@
 """Requests of the KServe v2 HTTP protocol: from a body to an `InferRequest`, and back.
 
 A body is JSON, or JSON followed by the content of binary tensors (`parse_infer_request`), or the content of one tensor
-alone (`parse_raw_request`), or the same document in MessagePack (`schemas.kserve.msgpack_documents`). Binary content
+alone (`parse_raw_request`), or the same document in MessagePack (`weir.schemas.kserve.msgpack_documents`). Binary content
 becomes views over the body. `build_infer_request` writes a request as such a body: requests that come over gRPC are
 stored on disk so, in a form that producers may use too.
 
@@ -18,9 +18,9 @@ from typing import Any
 
 import orjson
 
-from schemas.config.model_config import ModelConfig, ModelInput
-from schemas.core.errors import WeirError, internal, invalid
-from schemas.core.request_limits import (
+from weir.schemas.config.model_config import ModelConfig, ModelInput
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.request_limits import (
     DEFAULT_LIMITS,
     RequestLimits,
     invalid_request,
@@ -28,8 +28,8 @@ from schemas.core.request_limits import (
     raw_too_large,
     too_large,
 )
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
-from schemas.core.tensors import (
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
+from weir.schemas.core.tensors import (
     BY_CONFIG_NAME,
     DATATYPES,
     MAX_ELEMENT_COUNT,
@@ -38,7 +38,7 @@ from schemas.core.tensors import (
     element_count,
     pack_bytes,
 )
-from schemas.kserve.json_documents import (
+from weir.schemas.kserve.json_documents import (
     NO_MEMBERS,
     array_member,
     boolean,
@@ -51,8 +51,8 @@ from schemas.kserve.json_documents import (
     unsigned,
     wrong_type,
 )
-from schemas.kserve.json_tensors import pack_json_data
-from schemas.kserve.regions import FindRegion, no_regions, read_region_parameters, region_parameters
+from weir.schemas.kserve.json_tensors import pack_json_data
+from weir.schemas.kserve.regions import FindRegion, no_regions, read_region_parameters, region_parameters
 
 # What int() itself takes is wider: spaces, underscores, digits of other scripts.
 _INTEGER = re.compile(r"-?[0-9]{1,19}")

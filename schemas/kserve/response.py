@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from schemas.core.errors import invalid
-from schemas.core.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.core.tensors import Tensor, pack_bytes
-from schemas.kserve.json_tensors import json_data
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.requests import InferRequest, InferResponse, RequestedOutput
+from weir.schemas.core.tensors import Tensor, pack_bytes
+from weir.schemas.kserve.json_tensors import json_data
 
 Labels = Callable[[str], Sequence[str] | None]
 """The labels of an output by its name, in the order of class indexes; None for an output without labels."""
@@ -31,7 +31,7 @@ MAX_WRITTEN_BYTES = 256 * 1024
 
 
 class LongOutputs(Exception):
-    """A response has outputs that take too long to write in the event loop; `schemas.kserve.offloaded` writes them."""
+    """A response has outputs that take too long to write in the event loop; `weir.schemas.kserve.offloaded` writes them."""
 
 
 def build_infer_response(  # noqa: C901, PLR0912 - one pass over the outputs of every response
@@ -48,7 +48,7 @@ def build_infer_response(  # noqa: C901, PLR0912 - one pass over the outputs of 
     that can't be written in that form, TypeError for content that is still a reference.
 
     `written` are the outputs of more than `MAX_WRITTEN_BYTES` that are wanted as JSON or as classes, by name, as
-    `schemas.kserve.offloaded.written_outputs` returns them. Without it raises LongOutputs where there are any.
+    `weir.schemas.kserve.offloaded.written_outputs` returns them. Without it raises LongOutputs where there are any.
     """
     requested = {output.name: output for output in request.outputs} if request.outputs else None
     default = RequestedOutput("", request.binary_default)

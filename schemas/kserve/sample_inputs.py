@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import invalid
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, element_count
-from schemas.kserve.request import build_infer_request
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, element_count
+from weir.schemas.kserve.request import build_infer_request
 
 DEFAULT_VARIABLE_SIZE = 8
 

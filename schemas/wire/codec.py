@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from msgspec import Meta
 
-from schemas.core.tensors import CudaRegionRef, DatatypeName, PayloadRef, Reference, RegionRef, Tensor
+from weir.schemas.core.tensors import CudaRegionRef, DatatypeName, PayloadRef, Reference, RegionRef, Tensor
 
 WIRE_VERSION = 1
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from schemas.wire.codec import Record
+from weir.schemas.wire.codec import Record
 
 MAX_TARGET_LENGTH = 8192
 """Characters of the path with its query."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from schemas.wire.codec import Record
-from schemas.wire.model_control import RegisteredFolder
+from weir.schemas.wire.codec import Record
+from weir.schemas.wire.model_control import RegisteredFolder
 
 LOAD, UNLOAD, TRAFFIC, RAMP, ROLLBACK = "load", "unload", "traffic", "ramp", "rollback"
 """The kinds of changes."""

@@ -1,10 +1,10 @@
 """The messages of the inference path, between gateways, schedulers and workers.
 
-A request travels as an *envelope*, whose fields a scheduler reads, around a *body* (`schemas.wire.request_body`), which it
-passes on without decoding it. The envelopes that a gateway sends to one model in one turn of its event loop share a *frame*
-(gateway -> `live.<model>`). The requests of one batch share a *batch message* (scheduler -> `work.<worker>`). The responses
-of one batch that go to one gateway share a *responses message* (worker -> `reply.<gateway>`). A *completions message*
-reports the end of batches (worker -> `done.<scheduler>`).
+A request travels as an *envelope*, whose fields a scheduler reads, around a *body* (`weir.schemas.wire.request_body`),
+which it passes on without decoding it. The envelopes that a gateway sends to one model in one turn of its event loop
+share a *frame* (gateway -> `live.<model>`). The requests of one batch share a *batch message* (scheduler ->
+`work.<worker>`). The responses of one batch that go to one gateway share a *responses message* (worker ->
+`reply.<gateway>`). A *completions message* reports the end of batches (worker -> `done.<scheduler>`).
 
 All of them are untrusted: whatever decodes one raises `MalformedMessage` for bytes that are not such a message.
 """
@@ -18,10 +18,19 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import msgspec
 from msgspec import Meta
 
-from schemas.core.errors import MAX_BACKOFF_US, MAX_RETRY_AFTER_S, ErrorCode, Reason, WeirError
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, Lane, Parameters
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage, Message, NonNegative, WireTensor, convert, decode, encode
+from weir.schemas.core.errors import MAX_BACKOFF_US, MAX_RETRY_AFTER_S, ErrorCode, Reason, WeirError
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, Lane, Parameters
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.codec import (
+    WIRE_VERSION,
+    MalformedMessage,
+    Message,
+    NonNegative,
+    WireTensor,
+    convert,
+    decode,
+    encode,
+)
 
 MAX_REJECTED = 1 << 31
 """Rejected requests that one message may report."""

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple, Self
 import msgspec
 from msgspec import Meta
 
-from schemas.wire.codec import MalformedMessage, Message, NonNegative, Record
+from weir.schemas.wire.codec import MalformedMessage, Message, NonNegative, Record
 
 MAX_REVISION = 1 << 62
 

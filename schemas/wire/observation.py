@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from schemas.wire.codec import NonNegative, Record, decode, encode
+from weir.schemas.wire.codec import NonNegative, Record, decode, encode
 
 LEASE_S = 10.0
 """How long an `ObserveRequest` is in force; the observer repeats it before."""

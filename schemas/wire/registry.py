@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, Self
 import msgspec
 from msgspec import Meta
 
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import ModelNeeds, ResourceAmounts
-from schemas.wire.codec import MalformedMessage, NonNegative, Record
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import ModelNeeds, ResourceAmounts
+from weir.schemas.wire.codec import MalformedMessage, NonNegative, Record
 
 MAX_INSTANCES = 4096
 """Instances of one version on one worker; a record with more is malformed."""
@@ -55,7 +55,7 @@ class VersionRecord(msgspec.Struct, frozen=True):
     that no other instance of the worker ever has; elsewhere it is empty, and instances count from 0.
 
     A READY version with a `problem` cannot run for now, and has no instances. With `asks`, the model implements its own
-    readiness check, which the worker runs on request (`schemas.wire.model_control.ReadinessQuery`).
+    readiness check, which the worker runs on request (`weir.schemas.wire.model_control.ReadinessQuery`).
     """
 
     state: ModelState
@@ -76,8 +76,8 @@ class VersionRecord(msgspec.Struct, frozen=True):
 class ModelRecord(Record, frozen=True):
     """One model on one worker. `config` is `ModelConfig` as a dictionary, None where it could not be read.
 
-    `name` is the model's identity (`schemas.core.names.model_identity`); `namespace` is that of its repository, "" without
-    namespacing. `reason` is why it has no version. `written_ns` (unix time) orders the writes of one worker.
+    `name` is the model's identity (`weir.schemas.core.names.model_identity`); `namespace` is that of its repository, ""
+    without namespacing. `reason` is why it has no version. `written_ns` (unix time) orders the writes of one worker.
 
     `revision` is the last operation of the repository API that the worker has carried out on the model, `in_force` the
     operation that produced what it serves now. `error_code` (a number of `ErrorCode`, 0 for success) and `error` (Triton's
@@ -129,13 +129,14 @@ class WorkerRecord(Record, frozen=True):
     """One worker: `settled` once it has tried to load every model it should, `draining` once it accepts no new batches.
 
     `gpus` are the UUIDs of the GPUs whose memory it can map for clients. `capacity` is what it has for models, and `offers`
-    are the models that declare needs which it could meet (`schemas.config.parameters`). A worker that is `leaving` still
-    accepts batches, until other workers serve the models that only it serves. `model_control_mode` is the worker's own, by
-    Triton's names: loads and unloads on request are carried out by workers in mode "explicit". `unreadable` lists the model
-    repositories that it cannot read, and why, where it loads all models of its repositories. `outdated` lists those whose
-    models are as they were when it could last read them: they serve on. `pid_namespace` and
-    `started_ticks` identify its process together with `pid` (`runtime.processes.state`). `link` is the address at which it
-    accepts links of processes of its host (`bus.links`), "" where it accepts none.
+    are the models that declare needs which it could meet (`weir.schemas.config.parameters`). A worker that is `leaving`
+    still accepts batches, until other workers serve the models that only it serves. `model_control_mode` is the
+    worker's own, by Triton's names: loads and unloads on request are carried out by workers in mode "explicit".
+    `unreadable` lists the model repositories that it cannot read, and why, where it loads all models of its
+    repositories. `outdated` lists those whose models are as they were when it could last read them: they serve on.
+    `pid_namespace` and `started_ticks` identify its process together with `pid` (`weir.runtime.processes.state`).
+    `link` is the address at which it accepts links of processes of its host (`weir.bus.links`), "" where it accepts
+    none.
     """
 
     worker: str

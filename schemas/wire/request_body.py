@@ -8,9 +8,18 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, Parameters, RequestedOutput
-from schemas.core.tensors import MAX_WALKED_BYTES, ClientRef, PayloadRef
-from schemas.wire.codec import MalformedMessage, NonNegative, WireTensor, bin_header, decode, decoder, encode, reference
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, Parameters, RequestedOutput
+from weir.schemas.core.tensors import MAX_WALKED_BYTES, ClientRef, PayloadRef
+from weir.schemas.wire.codec import (
+    MalformedMessage,
+    NonNegative,
+    WireTensor,
+    bin_header,
+    decode,
+    decoder,
+    encode,
+    reference,
+)
 
 _REFERENCE = b"\x95"  # the first byte of an array of five; a body is an array of seven to eleven
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from schemas.wire.codec import decode, encode
+from weir.schemas.wire.codec import decode, encode
 
 Count = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 Reading = Annotated[float, Meta(ge=0, le=1.7976931348623157e308)]
@@ -96,7 +96,7 @@ class VersionCounters(Counters, kw_only=True):
     `responses` holds the response statistics of decoupled models by index and kind. `staged_ns` is the part of the queue
     time that requests spent at their instance. `memory_usage` holds (type, id, bytes). `latency` counts the requests that
     succeeded by the time from their arrival at the scheduler to their response, in the buckets of
-    `telemetry.instruments.DurationHistogram`; those that a response cache answered, by the time of the lookup.
+    `weir.telemetry.instruments.DurationHistogram`; those that a response cache answered, by the time of the lookup.
     """
 
     model: Name
@@ -154,8 +154,8 @@ class ProcessReading(Counters, kw_only=True):
 
 
 class HealthCounters(Counters, kw_only=True):
-    """The health of a process: the greatest lag of its event loop in the last 10 s (`runtime.loop_lag`), and the unexpected
-    exceptions that it has contained, by site (`runtime.containment`).
+    """The health of a process: the greatest lag of its event loop in the last 10 s (`weir.runtime.loop_lag`), and the
+    unexpected exceptions that it has contained, by site (`weir.runtime.containment`).
     """
 
     loop_lag_s: Reading = 0.0

@@ -7,8 +7,8 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from schemas.config.traffic import MAX_ARMS, TrafficRule
-from schemas.wire.codec import Message, NonNegative, Record
+from weir.schemas.config.traffic import MAX_ARMS, TrafficRule
+from weir.schemas.wire.codec import Message, NonNegative, Record
 
 MAX_ROWS = 10_000
 """Rows of one report."""
@@ -21,8 +21,8 @@ RUNNING, DONE, ABORTED = "running", "done", "aborted"
 class RampState(msgspec.Struct, frozen=True):
     """A ramp of the share of `version` to `goal` (of 1) within `over_s`, from the weights `before`.
 
-    `number` distinguishes the ramps of a model. `step` is the number of its step (`client.traffic.ramp`), `abort_if` its
-    conditions, `reason` why it went back.
+    `number` distinguishes the ramps of a model. `step` is the number of its step (`weir.calls.traffic.ramp`), `abort_if`
+    its conditions, `reason` why it went back.
     """
 
     number: int
@@ -92,8 +92,8 @@ class ArmRow(NamedTuple):
 
 
 class OutputRow(NamedTuple):
-    """How an output of copies differs (`client.traffic.comparison`): values and labels that were compared and that differ,
-    and the largest differences.
+    """How an output of copies differs (`weir.calls.traffic.comparison`): values and labels that were compared and that
+    differ, and the largest differences.
     """
 
     values: NonNegative
@@ -105,7 +105,9 @@ class OutputRow(NamedTuple):
 
 
 class ComparisonRow(NamedTuple):
-    """The comparisons of live requests with their copies on a version (`client.traffic.comparison.ComparisonTotals`)."""
+    """The comparisons of live requests with their copies on a version
+    (`weir.calls.traffic.comparison.ComparisonTotals`).
+    """
 
     model: str
     version: int
@@ -118,7 +120,7 @@ class ComparisonRow(NamedTuple):
 
 
 class SampleTensor(NamedTuple):
-    """A tensor of a sample, with its content as in `schemas.core.tensors.Tensor`."""
+    """A tensor of a sample, with its content as in `weir.schemas.core.tensors.Tensor`."""
 
     name: str
     datatype: str

@@ -17,8 +17,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.codec import WIRE_VERSION, Message, WireTensor, decode, encode
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.codec import WIRE_VERSION, Message, WireTensor, decode, encode
 
 NOT_RESUMABLE = -1
 """The number of a checkpoint that no worker can continue from, since a request failed that would have to run again."""

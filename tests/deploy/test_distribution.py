@@ -24,14 +24,15 @@ from typing import NamedTuple
 
 import pytest
 
-from console.npm.copy_files import FILES, LICENSES
 from tests.support.deploy.compose_project import ROOT
 from tests.support.models.zoo import write_identity
 from weir import __version__
-from weir.own_packages import OWN_PACKAGES
+from weir.console.npm.copy_files import FILES, LICENSES
 
-PACKAGES = {"weir", *OWN_PACKAGES}
-NOT_SHIPPED = ("console/npm/",)
+LINKED = {name.name: f"weir/{name.name}" for name in (ROOT / "weir").iterdir() if name.is_symlink()}
+"""Folders of the root that the wheel has below `weir`."""
+
+NOT_SHIPPED = ("weir/console/npm/",)
 """It copies the web files into a checkout."""
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -79,6 +80,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
         for name in source_files() | {name for name in WEB_FILES if (ROOT / name).is_file()}:
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, source / name)
+        for name in LINKED:
+            (source / "weir" / name).symlink_to(f"../{name}")
         folder = source / "dist"
         command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
         done = subprocess.run(command, cwd=source, capture_output=True, text=True)
@@ -87,16 +90,23 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
     return Distribution(wheel.absolute(), sdist.absolute())
 
 
+def in_wheel(name: str) -> str:
+    """The path in the wheel of a file of the checkout."""
+    folder, _, rest = name.partition("/")
+    return f"{LINKED[folder]}/{rest}" if folder in LINKED else name
+
+
 def test_the_files_of_the_wheel_are_those_of_the_packages(built: Distribution) -> None:
     """Equal, so that a new data file that pyproject.toml does not name is noticed here."""
-    of_packages = {name for name in source_files() if name.partition("/")[0] in PACKAGES}
-    expected = {name for name in of_packages if not name.startswith(NOT_SHIPPED)} | WEB_FILES
+    installed = {in_wheel(name) for name in source_files() | WEB_FILES}
+    expected = {name for name in installed if name.startswith("weir/") and not name.startswith(NOT_SHIPPED)}
     shipped = {name for name in built.wheel_names() if ".dist-info/" not in name}
     assert shipped == expected
 
 
-def test_every_package_says_that_it_has_types(built: Distribution) -> None:
-    assert {f"{package}/py.typed" for package in PACKAGES} <= built.wheel_names()
+def test_the_wheel_installs_one_name(built: Distribution) -> None:
+    assert {name.partition("/")[0] for name in built.wheel_names()} == {"weir", f"weir_serve-{__version__}.dist-info"}
+    assert "weir/py.typed" in built.wheel_names()
 
 
 def test_the_sdist_holds_what_builds_the_wheel(built: Distribution) -> None:
@@ -212,7 +222,7 @@ print(client.infer("identity", [tensor]).as_numpy("OUT").tolist())
 @pytest.mark.timeout(400)
 def test_the_command_is_that_of_the_wheel(installed: Installed) -> None:
     assert installed.run(installed.weir, "--version").stdout == f"weir {__version__}\n"
-    where = installed.run(installed.python, "-c", "import weir, gateway; print(weir.__file__, gateway.__file__)")
+    where = installed.run(installed.python, "-c", "import weir.gateway; print(weir.__file__, weir.gateway.__file__)")
     assert all(str(installed.python.parents[1]) in path for path in where.stdout.split())
 
 

@@ -20,7 +20,7 @@ from weir.demo.repository import build_demo_repositories
 
 IMAGES = COMPOSE / "images"
 DOCKERFILE = (IMAGES / "Dockerfile").read_text()
-LOCKS = [*(IMAGES / f"{name}.lock" for name in ("build", "cpu", "gpu")), ROOT / "console" / "npm" / "node.lock"]
+LOCKS = [*(IMAGES / f"{name}.lock" for name in ("build", "cpu", "gpu")), ROOT / "weir/console" / "npm" / "node.lock"]
 
 INSTALLED = PurePosixPath("/", "opt", "weir").as_posix()
 
@@ -72,7 +72,7 @@ def test_dependencies_do_not_depend_on_the_sources() -> None:
             "compose/images/build.lock",
             "compose/images/install-locked",
             f"compose/images/{name.removeprefix('dependencies-')}.lock",
-            "console/npm",
+            "weir/console/npm",
         }, name
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from schemas.core.names import ListenAddress
 from tests.support.deploy import custom_resources
 from tests.support.deploy.compose_project import COMPOSE, ROOT, rejection
 from tests.support.deploy.kubernetes_programs import find
 from tests.support.deploy.kubernetes_schemas import RELEASES, problems
 from tests.support.deploy.kustomization import CLUSTER_WIDE, Object, content_hash, documents, rendered
 from weir import __version__
+from weir.schemas.core.names import ListenAddress
 
 K8S = ROOT / "k8s"
 OVERLAYS = sorted(path.parent.name for path in K8S.glob("overlays/*/kustomization.yaml"))

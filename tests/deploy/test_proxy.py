@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runtime.child_processes import dies_with_parent
 from tests.support.deploy.compose_project import COMPOSE
 from tests.support.waiting import wait_until
+from weir.runtime.child_processes import dies_with_parent
 
 CONFIG = (COMPOSE / "haproxy" / "haproxy.cfg").read_text()
 DOOR = yaml.safe_load((COMPOSE / "roles.yaml").read_text())["services"]["door"]

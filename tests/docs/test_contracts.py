@@ -8,12 +8,12 @@ from pathlib import Path
 import jsonschema
 import openapi_spec_validator
 
-from bus.naming.permissions import PRODUCER, allows, permissions
 from docs import asyncapi, openapi
-from gateway.http.openapi.document import without_version
-from gateway.http.openapi.operations import OPERATIONS
-from gateway.http.openapi.schemas import SCHEMAS
 from tests.support.docs.pages import ROOT
+from weir.bus.naming.permissions import PRODUCER, allows, permissions
+from weir.gateway.http.openapi.document import without_version
+from weir.gateway.http.openapi.operations import OPERATIONS
+from weir.gateway.http.openapi.schemas import SCHEMAS
 
 REFERENCE = ROOT / "docs" / "reference"
 
@@ -47,7 +47,7 @@ def test_the_nats_contract_uses_subjects_that_a_producer_may_use() -> None:
 def test_headers_of_the_nats_contract_are_those_that_the_code_reads_and_writes() -> None:
     text = "".join(
         path.read_text()
-        for package in ("bus", "client", "durable", "gateway", "schemas")
+        for package in ("weir/bus", "weir/calls", "weir/durable", "gateway", "schemas")
         for path in (ROOT / package).rglob("*.py")
     )
     named = {

@@ -134,7 +134,7 @@ def test_producer_and_consumer(served: Served) -> None:
     lines = run(consumer).splitlines()
     assert len(lines) == 10
     assert all(re.fullmatch(r"\S+  (succeeded|cancelled) +\d+ ms  .*", line) for line in lines), lines
-    others = sorted(str(path) for path in (ROOT / "repository").glob("*.py") if path.name != "__init__.py")
+    others = sorted(str(path) for path in (ROOT / "weir/repository").glob("*.py") if path.name != "__init__.py")
     assert f"{len(others)} files are on disk" in run(producer, "--atomic=8", *others)
     # It goes on where it was, and finds what was published atomically.
     last = run(consumer.replace("--count=10", f"--count={len(sources) - 10 + len(others)}")).splitlines()

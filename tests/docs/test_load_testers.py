@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from perf.report.document import PerfReport
 from tests.docs.test_commands import PERF_ANALYZER
 from tests.support.docs.pages import all_blocks, commands
 from tests.support.servers.demo import Served, environment, in_venv
+from weir.perf.report.document import PerfReport
 
 PERF = ".venv/bin/weir perf "
 SHORT = ("--measure=0.3", "--max-windows=1", "--warmup=0.1")

@@ -60,22 +60,9 @@ def test_classes_and_functions_it_names_exist(page: str, source_text: str) -> No
 @pytest.fixture(scope="session")
 def source_text() -> str:
     """The text of the source tree, deployment files and tests."""
-    folders = (
-        "weir",
-        "gateway",
-        "durable",
-        "jobs",
-        "scheduler",
-        "worker",
-        "console",
-        "perf",
-        "cluster",
-        "client",
-        "bus",
-    )
     paths = [
         path
-        for folder in (*folders, "repository", "telemetry", "runtime", "schemas", "k8s", "compose", "tests")
+        for folder in ("weir", "gateway", "scheduler", "worker", "schemas", "k8s", "compose", "tests")
         for path in (ROOT / folder).rglob("*.*")
     ]
     return "\n".join(path.read_text() for path in paths if path.suffix in (".py", ".yaml", ".yml"))

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from repository.stores.credentials import CredentialFile
 from tests.support.docs.pages import REPOSITORIES, blocks, commands
 from tests.support.models.zoo import write_identity
 from tests.support.servers.demo import DRAWN_PORTS, environment, in_venv
@@ -25,6 +24,7 @@ from tests.support.servers.object_stores import (
     needs_azure,
     needs_s3,
 )
+from weir.repository.stores.credentials import CredentialFile
 
 pytestmark = [needs_s3, needs_azure, pytest.mark.timeout(120)]
 

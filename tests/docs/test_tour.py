@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from console.npm.copy_files import CONSOLE, ROOT
 from tests.support.clients.browser import chromium, page, page_problems
 from tests.support.console.views import cell, figure, open_view, picture
 from tests.support.docs.pages import commands
 from tests.support.servers.demo import Served, demo_served, environment, in_venv
+from weir.console.npm.copy_files import CONSOLE, ROOT
 
 __all__ = ["chromium", "page", "page_problems"]
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import psutil
 
-from bus.nats.embedded_server import find_binary
-from runtime.child_processes import dies_with_parent
-from runtime.readiness import READY_FD
 from tests.faults.steps import PausePoints
+from weir.bus.nats.embedded_server import find_binary
+from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.readiness import READY_FD
 
 _ROOT = Path(__file__).parents[2]
 _LOOPBACK = "127.0.0.1"

@@ -24,11 +24,11 @@ import uvloop
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM
 from tests.support.durable.checker import Verdict, check
 from tests.support.durable.models import write_digest
 from tests.support.durable.producer import Share, Told, start
 from tests.support.durable.restarting_server import ROLES, Served, tireless
+from weir.bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM
 
 _LOOK_S = 0.25
 _PROGRESS_S = 10.0

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from runtime.child_processes import dies_with_parent
+from weir.runtime.child_processes import dies_with_parent
 
 _TUN = Path("/dev/net/tun")
 _TUNSETIFF = 0x400454CA

@@ -10,7 +10,7 @@ from pathlib import Path
 import nats
 from nats.js.errors import NotFoundError
 
-from bus.naming.durable_subjects import RESULT_STREAM, event, result
+from weir.bus.naming.durable_subjects import RESULT_STREAM, event, result
 
 DIGEST = "digest"
 """SHA-256 of some bytes, as that of `benchmarks.durable`, but that a batch takes some milliseconds."""

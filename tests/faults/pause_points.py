@@ -9,7 +9,7 @@ A role receives orders on the datagram socket `<folder>/<process id>`, one per m
 many times. `none` cancels an order. Before it acts, the role reports `role process-id point` to `<folder>/driver`.
 `cut` shuts down the links of the role, `halve` ends the next of them that is written to in the midst of a frame, and `fill`
 sends on all of them within the host at once, whatever the point, until a peer that does not read blocks them.
-With action `raise`, `point` is the name of a contained site (`runtime.containment.SITES`), which then raises
+With action `raise`, `point` is the name of a contained site (`weir.runtime.containment.SITES`), which then raises
 `InjectedFailure` once, in the role that has it; with 0 passages the order is cancelled.
 """
 
@@ -30,12 +30,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bus.links import folder as link_folder
-from bus.links import handshake as link_handshake
-from bus.links.link import Link, Sent
-from bus.links.tcp_link import TcpLink
-from runtime.containment import SITES, Site
+from weir.bus.links import folder as link_folder
+from weir.bus.links import handshake as link_handshake
+from weir.bus.links.link import Link, Sent
+from weir.bus.links.tcp_link import TcpLink
 from weir.commands import roles
+from weir.runtime.containment import SITES, Site
 
 VARIABLE = "WEIR_PAUSE_POINTS"
 """Names the folder of the sockets. Without it no function is replaced."""
@@ -56,24 +56,26 @@ class PausePoint(NamedTuple):
 
 POINTS = {
     # A live request, from the frontend to the response.
-    "accepted": PausePoint("gateway", "client.dispatch:RequestDispatcher._accept", is_after=True),
-    "published": PausePoint("gateway", "client.outbox:Outbox._on_publish_ack", is_after=True),
-    "pulled": PausePoint("scheduler", "scheduler.service.service:SchedulerService._on_frame"),
-    "batched": PausePoint("scheduler", "scheduler.service.service:SchedulerService._send"),
-    "received": PausePoint("worker", "worker.batch_dispatch:BatchDispatcher._on_batch"),
-    "executing": PausePoint("worker", "worker.execution.invocation:ModelInvoker.start"),
-    "executed": PausePoint("worker", "worker.execution.invocation:ModelInvoker.start", is_after=True),
-    "answered": PausePoint("worker", "worker.batch_dispatch:BatchDispatcher.publish"),
-    "acked": PausePoint("worker", "worker.batch_dispatch:BatchDispatcher.publish", is_after=True),
-    "ended": PausePoint("scheduler", "scheduler.service.service:SchedulerService._on_done"),
-    "delivered": PausePoint("gateway", "client.responses.delivery:ResponseDispatcher._deliver"),
+    "accepted": PausePoint("gateway", "weir.calls.dispatch:RequestDispatcher._accept", is_after=True),
+    "published": PausePoint("gateway", "weir.calls.outbox:Outbox._on_publish_ack", is_after=True),
+    "pulled": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._on_frame"),
+    "batched": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._send"),
+    "received": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher._on_batch"),
+    "executing": PausePoint("worker", "weir.worker.execution.invocation:ModelInvoker.start"),
+    "executed": PausePoint("worker", "weir.worker.execution.invocation:ModelInvoker.start", is_after=True),
+    "answered": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher.publish"),
+    "acked": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher.publish", is_after=True),
+    "ended": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._on_done"),
+    "delivered": PausePoint("gateway", "weir.calls.responses.delivery:ResponseDispatcher._deliver"),
     # Additional steps of a durable request.
-    "durable.pulled": PausePoint("gateway", "durable.consumer.lane_consumer:LaneConsumer._on_message", is_after=True),
-    "durable.submitted": PausePoint("gateway", "durable.consumer.runner:RequestRunner.begin", is_after=True),
-    "durable.answered": PausePoint("gateway", "durable.consumer.runner:RequestRunner._on_response"),
-    "durable.recorded": PausePoint("gateway", "durable.records.recorder:Recorder._on_stored"),
-    "durable.replied": PausePoint("gateway", "durable.consumer.acknowledger:Acknowledger._flush"),
-    "durable.purged": PausePoint("gateway", "durable.consumer.acknowledger:Acknowledger._purged", is_after=True),
+    "durable.pulled": PausePoint(
+        "gateway", "weir.durable.consumer.lane_consumer:LaneConsumer._on_message", is_after=True
+    ),
+    "durable.submitted": PausePoint("gateway", "weir.durable.consumer.runner:RequestRunner.begin", is_after=True),
+    "durable.answered": PausePoint("gateway", "weir.durable.consumer.runner:RequestRunner._on_response"),
+    "durable.recorded": PausePoint("gateway", "weir.durable.records.recorder:Recorder._on_stored"),
+    "durable.replied": PausePoint("gateway", "weir.durable.consumer.acknowledger:Acknowledger._flush"),
+    "durable.purged": PausePoint("gateway", "weir.durable.consumer.acknowledger:Acknowledger._purged", is_after=True),
 }
 """`answered` is between the responses of a batch and what follows them: its completion, and acknowledgements. `delivered`
 is just before the response reaches the caller; `published` and `durable.recorded` are when the stream has acknowledged the

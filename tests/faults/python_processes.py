@@ -23,8 +23,8 @@ import tritonclient.grpc
 import tritonclient.http
 
 import weir
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY
 from tests.support.models.processes import model_processes
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY
 
 MODEL = """
 import os

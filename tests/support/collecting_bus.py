@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bus.links.links import Links
-from bus.naming.live_queues import LiveLayout
-from bus.nats.connection import Message
+from weir.bus.links.links import Links
+from weir.bus.naming.live_queues import LiveLayout
+from weir.bus.nats.connection import Message
 
 Callback = Callable[[Message], None]
 
 
 class CollectingBus:
-    """Stands in for `bus.nats.connection.Bus`; each `deliver` is one turn of the event loop."""
+    """Stands in for `weir.bus.nats.connection.Bus`; each `deliver` is one turn of the event loop."""
 
     is_connected = True
     is_clustered = False

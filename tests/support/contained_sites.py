@@ -9,21 +9,17 @@ from typing import Any
 
 import pytest
 
-from runtime.containment import SITES
-
-PACKAGES = ("runtime", "schemas", "bus", "repository", "telemetry", "client", "durable", "jobs", "gateway")
-PACKAGES += ("scheduler", "worker", "weir")
+import weir
+from weir.runtime.containment import SITES
 
 
 def _import_everything() -> None:
-    for package in PACKAGES:
-        paths = importlib.import_module(package).__path__
-        for module in pkgutil.walk_packages(paths, f"{package}."):
-            if "python_stub" not in module.name and not module.name.endswith("__main__"):
-                try:
-                    importlib.import_module(module.name)
-                except ImportError:
-                    pass  # of a backend whose framework is not installed
+    for module in pkgutil.walk_packages(weir.__path__, "weir."):
+        if "python_stub" not in module.name and not module.name.endswith("__main__"):
+            try:
+                importlib.import_module(module.name)
+            except ImportError:
+                pass  # of a backend whose framework is not installed
 
 
 _import_everything()

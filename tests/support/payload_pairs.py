@@ -9,17 +9,17 @@ from typing import Any
 
 import uvloop
 
-from bus.links.tcp import TcpListener
-from bus.naming.identity import new_id
-from bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer, ServerPool
-from bus.nats.connection import Message
-from bus.nats.remote_links import make_listener
-from bus.payloads.arena import PayloadArena
-from bus.payloads.fetch_plan import Loss, Outcome
-from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.server import PayloadServer
-from schemas.core.names import ListenAddress
-from schemas.core.tensors import PayloadRef
+from weir.bus.links.tcp import TcpListener
+from weir.bus.naming.identity import new_id
+from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer, ServerPool
+from weir.bus.nats.connection import Message
+from weir.bus.nats.remote_links import make_listener
+from weir.bus.payloads.arena import PayloadArena
+from weir.bus.payloads.fetch_plan import Loss, Outcome
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.server import PayloadServer
+from weir.schemas.core.names import ListenAddress
+from weir.schemas.core.tensors import PayloadRef
 
 LOCALLY = ListenAddress("127.0.0.1")
 

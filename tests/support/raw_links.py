@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from bus.links.framing import FrameReader, pack_frames
-from bus.links.handshake import Handshake
-from schemas.wire.transfers import OwnerAddress
+from weir.bus.links.framing import FrameReader, pack_frames
+from weir.bus.links.handshake import Handshake
+from weir.schemas.wire.transfers import OwnerAddress
 
 
 class RawEnd:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.rates import Key, Rates
-from cluster.status.snapshot import ClusterStatus, Lane, ModelStatus, Problem, QueueStatus, RoleStatus, VersionStatus
-from console.history.series import Values
+from weir.cluster.rates import Key, Rates
+from weir.cluster.status.snapshot import (
+    ClusterStatus,
+    Lane,
+    ModelStatus,
+    Problem,
+    QueueStatus,
+    RoleStatus,
+    VersionStatus,
+)
+from weir.console.history.series import Values
 
 NAMES = ("recognise_text", "silero_vad", "magika", "mlp", "file_features", "rarely_used")
 

@@ -14,6 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
+OWN_ROOMS = ("commands", "demo", "doctor", "init", "options", "status", "supervisor", "top")
+"""The rooms of the top layer, which is `weir` itself; all other folders of `weir/` are packages."""
+
+LINKED = ("gateway", "scheduler", "schemas", "worker")
+"""The packages that lie in the root; `weir/` has a link to each."""
+
 LAYERS = {
     "weir": 6,
     "gateway": 5,
@@ -24,7 +30,7 @@ LAYERS = {
     "console": 5,
     "cluster": 4,
     "perf": 5,
-    "client": 3,
+    "calls": 3,
     "bus": 2,
     "repository": 2,
     "telemetry": 2,
@@ -41,7 +47,7 @@ SIDEWAYS = {
 
 ROOMS = {
     "weir": (
-        "errors listening options own_packages terminal",
+        "errors listening options terminal",
         "backend demo inference running_server server_process supervisor testing",
         "client doctor init status top",
         "commands server",
@@ -103,7 +109,7 @@ ROOMS = {
         "measurement",
         "load_test report",
     ),
-    "client": (
+    "calls": (
         "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing"
         " traffic",
         "catalog trace_feed",
@@ -174,17 +180,31 @@ class Source(NamedTuple):
     tree: ast.Module
 
     @property
+    def module(self) -> str:
+        name = self.path.removesuffix(".py").replace("/", ".")
+        return f"weir.{name}" if name.partition(".")[0] in LINKED else name
+
+    @property
     def package(self) -> str:
-        return self.path.partition("/")[0]
+        return package_of(self.module)
 
     @property
     def room(self) -> str:
-        return room_of(self.path.removesuffix(".py").replace("/", "."))
+        return room_of(self.module)
+
+
+def package_of(module: str) -> str:
+    """The package of a module: "bus" for `weir.bus.links`, "weir" for `weir.commands.serve`; "" for others."""
+    top, _, rest = module.partition(".")
+    if top != "weir":
+        return ""
+    first = rest.partition(".")[0]
+    return first if first in LAYERS else "weir"
 
 
 def room_of(module: str) -> str:
-    """The room of a module: the second part of its name, "" for the package itself."""
-    return f"{module}.".split(".")[1]
+    """The room of a module, which follows its package in its name; "" for the package itself."""
+    return f"{module}...".split(".")[1 if package_of(module) == "weir" else 2]
 
 
 def source(path: str, text: str) -> Source:
@@ -196,7 +216,7 @@ def sources(*folders: str) -> list[Source]:
     return [source(path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths]
 
 
-PRODUCT = sources(*LAYERS)
+PRODUCT = sources("weir", *LINKED)
 EVERYTHING = PRODUCT + sources("tests", "examples", "benchmarks", "docs")
 
 Rule = Callable[[Source], Iterator[str]]
@@ -208,7 +228,7 @@ def imports(of: Source) -> Iterator[tuple[int, str, int]]:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            is_package = node.module in LAYERS
+            is_package = node.module == "weir" or f"{node.module}".removeprefix("weir.") in LAYERS
             names = [f"{node.module}.{alias.name}" for alias in node.names] if is_package else [node.module or ""]
             yield from ((node.lineno, name, node.level) for name in names)
 
@@ -237,7 +257,7 @@ def docstrings(of: Source) -> Iterator[tuple[int, str, str]]:
 
 def imports_against_the_layers(of: Source) -> Iterator[str]:
     for line, module, level in imports(of):
-        package = module.partition(".")[0]
+        package = package_of(module)
         if level:
             yield f"{of.path}:{line}: relative import"
         elif room_of(module) in SIDEWAYS.get(of.package, {}).get(package, set()):
@@ -255,14 +275,14 @@ def imports_against_the_rooms(of: Source) -> Iterator[str]:
         return
     for line, module, _ in imports(of):
         imported = room_of(module)
-        is_other = module.startswith(f"{of.package}.") and imported in order and imported != of.room
+        is_other = package_of(module) == of.package and imported in order and imported != of.room
         if is_other and order[imported] >= order.get(of.room, len(order)):
             yield f"{of.path}:{line}: room {of.room} imports room {imported}"
 
 
 def foreign_imports_of_schemas(of: Source) -> Iterator[str]:
     if of.package == "schemas":
-        allowed = sys.stdlib_module_names | OUTSIDE_OF_SCHEMAS | {"schemas"}
+        allowed = sys.stdlib_module_names | OUTSIDE_OF_SCHEMAS | {"weir"}  # the layers say what of it
         yield from _imports_outside(of, allowed)
 
 
@@ -358,8 +378,15 @@ def test_every_file_keeps(rule: Rule) -> None:
 
 
 def test_every_package_has_a_layer_and_rooms() -> None:
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "examples", "benchmarks", "docs"}
-    assert packages == LAYERS.keys() == ROOMS.keys()
+    packages = {path.parent.name for path in ROOT.glob("weir/*/__init__.py")} - {*OWN_ROOMS}
+    assert packages | {"weir"} == LAYERS.keys() == ROOMS.keys()
+
+
+def test_a_package_is_linked_or_lies_in_weir() -> None:
+    """A package in the root has a link, else a checkout would lack it; git keeps the link, not what it leads to."""
+    links = {path.name: path.readlink().as_posix() for path in (ROOT / "weir").iterdir() if path.is_symlink()}
+    assert links == {name: f"../{name}" for name in LINKED}
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} & LAYERS.keys() == {*LINKED, "weir"}
 
 
 def test_every_room_exists() -> None:
@@ -380,26 +407,26 @@ def test_given_names_are_still_needed() -> None:
 @pytest.mark.parametrize(
     ("rule", "path", "text"),
     [
-        (imports_against_the_layers, "bus/a.py", "def f():\n    from gateway.context import GatewayContext"),
-        (imports_against_the_layers, "bus/a.py", "import telemetry.logs"),
-        (imports_against_the_layers, "worker/a.py", "from scheduler import service"),
+        (imports_against_the_layers, "weir/bus/a.py", "def f():\n    from weir.gateway.context import GatewayContext"),
+        (imports_against_the_layers, "weir/bus/a.py", "import weir.telemetry.logs"),
+        (imports_against_the_layers, "worker/a.py", "from weir.scheduler import service"),
         (imports_against_the_layers, "worker/a.py", "from . import service"),
-        (imports_against_the_layers, "gateway/a.py", "from durable.consumer.runner import RequestRunner"),
-        (imports_against_the_rooms, "worker/devices/a.py", "from worker.execution.instance import ModelInstance"),
-        (imports_against_the_rooms, "worker/devices/a.py", "from worker import service"),
+        (imports_against_the_layers, "gateway/a.py", "from weir.durable.consumer.runner import RequestRunner"),
+        (imports_against_the_rooms, "worker/devices/a.py", "from weir.worker.execution.instance import ModelInstance"),
+        (imports_against_the_rooms, "worker/devices/a.py", "from weir.worker import service"),
         (imports_against_the_rooms, "worker/nowhere/a.py", ""),
         (foreign_imports_of_schemas, "schemas/a.py", "import nats"),
-        (foreign_imports_of_the_stub, STUB + "a.py", "from schemas.core.tensors import Tensor"),
-        (docstrings_that_lead_elsewhere, "bus/a.py", 'class A:\n    """See the module."""'),
-        (docstrings_that_lead_elsewhere, "bus/a.py", 'def f():\n    """See `Bus`."""'),
-        (public_classes_without_docstring, "bus/a.py", "class A:\n    pass"),
-        (vague_names, "bus/tensor_utils.py", ""),
-        (unsafe_loading, "bus/a.py", "import pickle"),
-        (unsafe_loading, "bus/a.py", "numpy.load(file, allow_pickle=True)"),
-        (unsafe_loading, "bus/a.py", "eval(text)"),
-        (unmarked_asserts, "bus/a.py", "assert user.is_admin"),
+        (foreign_imports_of_the_stub, STUB + "a.py", "from weir.schemas.core.tensors import Tensor"),
+        (docstrings_that_lead_elsewhere, "weir/bus/a.py", 'class A:\n    """See the module."""'),
+        (docstrings_that_lead_elsewhere, "weir/bus/a.py", 'def f():\n    """See `Bus`."""'),
+        (public_classes_without_docstring, "weir/bus/a.py", "class A:\n    pass"),
+        (vague_names, "weir/bus/tensor_utils.py", ""),
+        (unsafe_loading, "weir/bus/a.py", "import pickle"),
+        (unsafe_loading, "weir/bus/a.py", "numpy.load(file, allow_pickle=True)"),
+        (unsafe_loading, "weir/bus/a.py", "eval(text)"),
+        (unmarked_asserts, "weir/bus/a.py", "assert user.is_admin"),
         (listening_everywhere, "gateway/a.py", "listen('0.0.0.0')"),
-        (machine_paths, "bus/a.py", f"open('{'/home'}/somebody/file')"),
+        (machine_paths, "weir/bus/a.py", f"open('{'/home'}/somebody/file')"),
     ],
 )
 def test_each_rule_finds_what_breaks_it(rule: Rule, path: str, text: str) -> None:

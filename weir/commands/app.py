@@ -15,10 +15,9 @@ from typing import Annotated
 
 import typer
 
-from bus.naming.live_queues import MAX_LIVE_STREAMS
-from bus.naming.permissions import USERS, nats_conf
-from runtime.readiness import announce_failure
 from weir import __version__
+from weir.bus.naming.live_queues import MAX_LIVE_STREAMS
+from weir.bus.naming.permissions import USERS, nats_conf
 from weir.commands import backends as backends_command
 from weir.commands import roles as role_commands
 from weir.commands import serve as serve_command
@@ -34,6 +33,7 @@ from weir.init.command import init
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.options.platforms import platform_arguments
 from weir.running_server import BrokerTarget, with_broker_options
+from weir.runtime.readiness import announce_failure
 from weir.terminal import SectionedCommand
 
 BARE = {"--watch": "2"}

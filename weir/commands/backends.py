@@ -12,7 +12,7 @@ from weir.commands.preflight import check_backend_directories
 
 if TYPE_CHECKING:
     from weir.doctor.backend_rows import BackendRow
-    from worker.devices.gpus import HostGpus
+    from weir.worker.devices.gpus import HostGpus
 
 HELP = "List the backends, what each can run on this machine, and why not the rest."
 
@@ -24,8 +24,8 @@ def backends(values: Mapping[str, Any]) -> None:
     """Print the backends of this machine, with those in the given backend directories. Raises StartError."""
     # Imported here because commands that start roles do not need it.
     from weir.doctor.backend_rows import backend_rows
-    from worker.backends.registry import BackendRegistry
-    from worker.devices.gpus import find_gpus
+    from weir.worker.backends.registry import BackendRegistry
+    from weir.worker.devices.gpus import find_gpus
 
     registry = BackendRegistry(backend_directories=check_backend_directories(values["backend_directory"]))
     gpus = find_gpus()

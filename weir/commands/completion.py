@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from bus.nats.access import BrokerAccess
+from weir.bus.nats.access import BrokerAccess
 from weir.errors import StartError
 from weir.options.option import UsageError
 from weir.running_server import DEFAULT_HTTP, URL_VARIABLE, BrokerTarget, access_to, only_local_server
@@ -84,10 +84,10 @@ def _names_in_registry(broker: BrokerTarget) -> list[str]:
     from nats.errors import Error as NatsError
     from nats.js.errors import NotFoundError
 
-    from bus.kv.registry import RegistryView
-    from bus.naming.identity import new_id
-    from schemas.core.names import plain_name
+    from weir.bus.kv.registry import RegistryView
+    from weir.bus.naming.identity import new_id
     from weir.running_server import unwrap_exception_groups
+    from weir.schemas.core.names import plain_name
 
     async def read() -> list[str]:
         async with (

@@ -10,19 +10,19 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-import bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
+import weir.bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
 
 import orjson
 import typer
 from nats.errors import Error as NatsError
 
-from bus.naming.identity import new_id
-from bus.streams.acked_publisher import AckedPublisher
-from bus.streams.dead_letters import DeadLetter, DeadLetters
-from schemas.core.errors import WeirError
+from weir.bus.naming.identity import new_id
+from weir.bus.streams.acked_publisher import AckedPublisher
+from weir.bus.streams.dead_letters import DeadLetter, DeadLetters
 from weir.errors import StartError
 from weir.options import UsageError
 from weir.running_server import BrokerTarget, unwrap_exception_groups
+from weir.schemas.core.errors import WeirError
 from weir.terminal import one_line
 
 _SHOWN_BODY_BYTES = 64 << 10

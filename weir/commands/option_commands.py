@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from client.cache.config import CacheConfig
+from weir.calls.cache.config import CacheConfig
 from weir.options import OPTIONS, Option, UsageError, options_of
 
 _BARE = {name: option.bare for option in OPTIONS for name in option.names if option.bare is not None}

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from perf.load.arrivals import ArrivalProcess
-from perf.load.levels import Level, Mode, parse_levels
 from weir.commands.completion import complete_model
 from weir.options.option import UsageError
+from weir.perf.load.arrivals import ArrivalProcess
+from weir.perf.load.levels import Level, Mode, parse_levels
 from weir.running_server import BrokerChoice, with_broker_choice
 
 
@@ -172,10 +172,10 @@ def perf(  # noqa: PLR0913 - options of a command
     The server may be Weir or Triton. Exit status: 0 some requests were answered, 1 none, 130 interrupted.
     """
     # Imported when the command runs, so that other commands start faster.
-    from perf.inputs.generated import InputOptions
-    from perf.load.stability import StabilityRule
-    from perf.measurement.level import Timing
     from weir.commands.perf_run import PerfOptions, run
+    from weir.perf.inputs.generated import InputOptions
+    from weir.perf.load.stability import StabilityRule
+    from weir.perf.measurement.level import Timing
 
     shapes = _shapes(shape or ())
     options = PerfOptions(

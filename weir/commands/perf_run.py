@@ -16,27 +16,25 @@ import typer
 import uvloop
 from rich.console import Console
 
-from perf.clients.addresses import ServerAddress
-from perf.clients.administration import Administration, GrpcAdministration, HttpAdministration
-from perf.clients.grpc import GrpcClient
-from perf.clients.http import HttpClient, model_path
-from perf.clients.nats import NatsClient
-from perf.clients.session import Client, SampleRequest, Unreachable
-from perf.clients.shared_memory import system_region
-from perf.inputs.generated import InputOptions
-from perf.inputs.model import InputError, has_text_ids, needs_correlation_id, read_model
-from perf.inputs.requests import make_requests
-from perf.load.arrivals import ArrivalProcess
-from perf.load.levels import Level, Mode
-from perf.load_test import DEFAULT_SEQUENCE_LENGTH, LoadTest
-from perf.measurement.distribution import Window
-from perf.measurement.level import Timing
-from perf.report.document import LevelReport, PerfReport
-from perf.report.plot import PlotUnavailable, check_svg, terminal_plot, write_svg
-from perf.report.table import print_report
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import InferRequest
 from weir.errors import StartError
+from weir.perf.clients.addresses import ServerAddress
+from weir.perf.clients.administration import Administration, GrpcAdministration, HttpAdministration
+from weir.perf.clients.grpc import GrpcClient
+from weir.perf.clients.http import HttpClient, model_path
+from weir.perf.clients.nats import NatsClient
+from weir.perf.clients.session import Client, SampleRequest, Unreachable
+from weir.perf.clients.shared_memory import system_region
+from weir.perf.inputs.generated import InputOptions
+from weir.perf.inputs.model import InputError, has_text_ids, needs_correlation_id, read_model
+from weir.perf.inputs.requests import make_requests
+from weir.perf.load.arrivals import ArrivalProcess
+from weir.perf.load.levels import Level, Mode
+from weir.perf.load_test import DEFAULT_SEQUENCE_LENGTH, LoadTest
+from weir.perf.measurement.distribution import Window
+from weir.perf.measurement.level import Timing
+from weir.perf.report.document import LevelReport, PerfReport
+from weir.perf.report.plot import PlotUnavailable, check_svg, terminal_plot, write_svg
+from weir.perf.report.table import print_report
 from weir.running_server import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
@@ -46,6 +44,8 @@ from weir.running_server import (
     only_local_server,
     unwrap_exception_groups,
 )
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import InferRequest
 
 ANSWERED, NOTHING_ANSWERED, INTERRUPTED = 0, 1, 130
 """Exit statuses."""
@@ -251,7 +251,7 @@ async def _client(options: PerfOptions, place: _Place, streams: bool, stack: Asy
 @asynccontextmanager
 async def _connected(broker: BrokerChoice) -> AsyncIterator[tuple[Any, str]]:
     """A bus, and the URL of its server without secrets. Raises StartError."""
-    from bus.nats.access import without_secrets
+    from weir.bus.nats.access import without_secrets
 
     target = broker.target()
     try:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from repository.stores.addresses import is_cloud_address, parse_address
-from schemas.core.names import repository_of
 from weir.errors import StartError
 from weir.listening import listen_problem
+from weir.repository.stores.addresses import is_cloud_address, parse_address
+from weir.schemas.core.names import repository_of
 
 
 class Listener(NamedTuple):
@@ -45,7 +45,7 @@ def check_repositories(paths: Sequence[str | Path] | None, may_be_absent: bool =
 
 
 def _check_store(address: str) -> str:
-    from repository.stores.credentials import check_access  # late: most servers have folders
+    from weir.repository.stores.credentials import check_access  # late: most servers have folders
 
     try:
         problem = check_access(parse_address(address))

@@ -9,23 +9,23 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
+import weir.bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
 
 import typer
 from nats.errors import Error as NatsError
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from bus.kv.pushed_models import PIECE_BYTES, PushedModels
-from bus.naming.identity import new_id
-from bus.nats.connection import Bus
-from repository.paths import check_model_name, path_inside
-from schemas.core.errors import WeirError
-from schemas.core.names import check_repository_name
-from schemas.wire.model_control import MAX_PUSHED_FILES, PushedFile, PushedModel, is_inside
+from weir.bus.kv.pushed_models import PIECE_BYTES, PushedModels
+from weir.bus.naming.identity import new_id
+from weir.bus.nats.connection import Bus
 from weir.errors import StartError
 from weir.options import UsageError
+from weir.repository.paths import check_model_name, path_inside
 from weir.running_server import BrokerTarget, unwrap_exception_groups
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.names import check_repository_name
+from weir.schemas.wire.model_control import MAX_PUSHED_FILES, PushedFile, PushedModel, is_inside
 
 _IGNORED_FOLDERS = frozenset({"__pycache__"})
 

@@ -20,15 +20,15 @@ from typing import Any
 
 import typer
 
-from bus.nats.access import PASSWORD_VARIABLE, BrokerAccess
-from runtime.readiness import announce_failure, watch_parent
-from schemas.core.errors import WeirError
 from weir import NATS_URL_VARIABLE
+from weir.bus.nats.access import PASSWORD_VARIABLE, BrokerAccess
 from weir.commands.preflight import check_agent_directory, check_backend_directories, check_repositories
 from weir.errors import StartError
 from weir.options import options_of
 from weir.options.broker import ACCESS_FIELDS
 from weir.running_server import access_to
+from weir.runtime.readiness import announce_failure, watch_parent
+from weir.schemas.core.errors import WeirError
 
 HELP = {
     "gateway": "Run a gateway: it serves HTTP, gRPC and metrics.",
@@ -62,8 +62,8 @@ def import_role(role: str) -> Any:
     Modules are never freed, so the garbage collector need not scan them again.
     """
     gc.disable()
-    main = import_module(f"{role}.main")
-    import_module("schemas.wire.codec").build_decoders()
+    main = import_module(f"weir.{role}.main")
+    import_module("weir.schemas.wire.codec").build_decoders()
     gc.freeze()
     gc.enable()
     return main
@@ -75,7 +75,7 @@ def check_gateway_options(values: Mapping[str, Any]) -> None:
     chosen = {key: values.get(key, () if option.repeatable else option.default) for key, option in options.items()}
     settings = settings_of("gateway", {**chosen, "nats": chosen["nats"] or "nats://127.0.0.1"})
     try:
-        import_module("gateway.parsed_settings").parse_settings(settings)
+        import_module("weir.gateway.parsed_settings").parse_settings(settings)
     except WeirError as error:
         raise StartError(error.message) from error
     except (OSError, ValueError) as error:
@@ -103,7 +103,7 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
         for name in ("metrics_address", "sagemaker_address", "vertex_ai_address"):
             fields[name] = fields[name] or fields["http_address"]
         fields["grpc_use_ssl"] = fields["grpc_use_ssl"] or fields["grpc_use_ssl_mutual"]
-    kind = getattr(import_module(f"{role}.settings"), f"{role.title()}Settings")
+    kind = getattr(import_module(f"weir.{role}.settings"), f"{role.title()}Settings")
     # Every field has an option.
     missing = {field.name for field in dataclasses.fields(kind)} - fields.keys()
     assert not missing, f"no option of {role} sets {missing}"  # noqa: S101

@@ -20,17 +20,9 @@ from urllib.parse import urlsplit
 
 import typer
 
-from bus.nats.access import without_user
-from bus.nats.embedded_server import EmbeddedNats
-from repository.stores.addresses import is_cloud_address
-from runtime.limits.open_files import raise_open_files
-from runtime.limits.process_limits import find_limits, log_limits, show_bytes
-from runtime.processors import processor_count, processors_by_core
-from runtime.readiness import announce_ready
-from schemas.core.errors import WeirError
-from telemetry.log_settings import LogOptions, LogSettings
-from telemetry.logs import configure_logging
 from weir import NATS_URL_VARIABLE, __version__
+from weir.bus.nats.access import without_user
+from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.commands.gpu_count import count_gpus
 from weir.commands.preflight import (
     Listener,
@@ -50,18 +42,26 @@ from weir.commands.serve_roles import (
     sizes_of_streams,
     worker_roles,
 )
+from weir.console.settings import DEFAULT_PORT as CONSOLE_PORT
 from weir.errors import StartError
 from weir.options import OPTIONS, UsageError
 from weir.options.broker import ACCESS_OPTIONS
-from weir.options.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.options.deprecated import replaced
 from weir.options.platforms import platform_repositories
+from weir.repository.stores.addresses import is_cloud_address
 from weir.running_server import data_home, write_addresses
+from weir.runtime.limits.open_files import raise_open_files
+from weir.runtime.limits.process_limits import find_limits, log_limits, show_bytes
+from weir.runtime.processors import processor_count, processors_by_core
+from weir.runtime.readiness import announce_ready
+from weir.schemas.core.errors import WeirError
 from weir.server_process import parent_fd
 from weir.supervisor.forked_role import import_roles, importing
 from weir.supervisor.processes import ProcessCounts, count_processes, divide_processors
 from weir.supervisor.role import RoleSpec
 from weir.supervisor.supervisor import Supervisor
+from weir.telemetry.log_settings import LogOptions, LogSettings
+from weir.telemetry.logs import configure_logging
 from weir.terminal import one_line
 
 logger = logging.getLogger("weir.serve")
@@ -276,7 +276,7 @@ def _report(  # noqa: PLR0913 - of one call
 ) -> None:
     announced = facts[gateway]
     if ends_on_error and embedded is not None:
-        from schemas.wire.registry import (
+        from weir.schemas.wire.registry import (
             UNLOADED,  # imported late: it imports numpy, which must not be loaded in the supervisor before its roles start
         )
 

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from runtime.limits.budgets import memory_for_requests_bytes
-from runtime.process_memory import available_memory_bytes, machine_memory_bytes
 from weir.commands.preflight import Listener
 from weir.options import SERVE, options_of
+from weir.runtime.limits.budgets import memory_for_requests_bytes
+from weir.runtime.process_memory import available_memory_bytes, machine_memory_bytes
 from weir.supervisor.processes import ProcessCounts, ProcessorShares
 from weir.supervisor.role import RoleSpec
 
@@ -39,7 +39,7 @@ def role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
 
 def sizes_of_streams(values: Mapping[str, Any], store_bytes: int) -> dict[str, int]:
     """The sizes of the durable streams that are not given, for a nats-server that may store `store_bytes`: by option."""
-    from bus.streams import declarations  # late: options are checked before it is imported
+    from weir.bus.streams import declarations  # late: options are checked before it is imported
 
     keys = ("queue_max_bytes", "result_max_bytes", "dead_max_bytes")
     sizes = zip(keys, declarations.sizes_of_streams(store_bytes), strict=True)
@@ -65,8 +65,8 @@ def share_memory(values: Mapping[str, Any], counts: ProcessCounts, has_console: 
     """
     if available_memory_bytes() >= machine_memory_bytes():
         return MemoryShares({}, {}, {})
-    from bus.payloads.arena import process_budget  # late: as above
-    from gateway.parsed_settings import MIN_LEDGER_BYTES, default_ledger_bytes
+    from weir.bus.payloads.arena import process_budget  # late: as above
+    from weir.gateway.parsed_settings import MIN_LEDGER_BYTES, default_ledger_bytes
 
     processes = sum(counts) + 3 + has_console  # the durable process, nats-server, and the supervisor
     left_bytes = memory_for_requests_bytes(processes)
@@ -153,7 +153,7 @@ def _gateway_memory(values: Mapping[str, Any], count: int) -> dict[str, int]:
     """
     if count == 1:
         return {}
-    from gateway.parsed_settings import default_ledger_bytes  # late: options are checked before it is imported
+    from weir.gateway.parsed_settings import default_ledger_bytes  # late: options are checked before it is imported
 
     given_bytes = values["gateway_memory_byte_size"]
     return {
@@ -164,6 +164,6 @@ def _gateway_memory(values: Mapping[str, Any], count: int) -> dict[str, int]:
 
 def _payload_memory(values: Mapping[str, Any], count: int) -> dict[str, int]:
     """The shared memory for payloads of each of `count` processes that share what a lone one may use by default."""
-    from bus.payloads.arena import process_budget  # late: options are checked before it is imported
+    from weir.bus.payloads.arena import process_budget  # late: options are checked before it is imported
 
     return {"payload_memory_byte_size": values["payload_memory_byte_size"] or process_budget().total_bytes // count}

@@ -45,7 +45,7 @@ def set_weights(  # noqa: PLR0913 - options of a command
     data_dir: LocalDataDir = None,
 ) -> None:
     """Split the requests that name no version by weight. Replaces what was set before."""
-    from schemas.config.traffic import TrafficRule, read_weights
+    from weir.schemas.config.traffic import TrafficRule, read_weights
 
     try:
         rule = TrafficRule(read_weights(" ".join(weights)), sticky)
@@ -209,7 +209,7 @@ def _change_line(change: dict[str, Any]) -> str:
 
 
 def _traffic_text(state: dict[str, Any]) -> str:
-    from schemas.config.traffic import weights_text
+    from weir.schemas.config.traffic import weights_text
 
     text = weights_text(state.get("weights", {})) or "no rule"
     return f"{text} ({state['sticky']})" if state.get("sticky") else text

@@ -28,7 +28,7 @@ _OF_WEIR = (
     "Makefile",
     "LICENSE",
     "pyproject.toml",
-    "client/dispatch.py",
+    "weir/calls/dispatch.py",
     "weir/demo/models/magika/config.pbtxt",
     ".ci/run",
 )

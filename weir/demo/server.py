@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.child_processes import dies_with_parent
 from weir.errors import StartError
+from weir.runtime.child_processes import dies_with_parent
 
 STOP_TIMEOUT_S = 40.0
 

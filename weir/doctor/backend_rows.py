@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from schemas.core.errors import WeirError
-from worker.backend_api.interface import Availability
-from worker.backends.registry import BACKENDS, BackendRegistry, built_in
-from worker.devices.gpus import HostGpus, WorkerDevices
+from weir.schemas.core.errors import WeirError
+from weir.worker.backend_api.interface import Availability
+from weir.worker.backends.registry import BACKENDS, BackendRegistry, built_in
+from weir.worker.devices.gpus import HostGpus, WorkerDevices
 
 
 class BackendRow(NamedTuple):

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY
-from bus.nats.embedded_server import MINIMUM_VERSION
-from bus.payloads.arena import MIN_BUDGET_BYTES
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY
+from weir.bus.nats.embedded_server import MINIMUM_VERSION
+from weir.bus.payloads.arena import MIN_BUDGET_BYTES
 from weir.doctor.facts import DiskFacts, Facts
 from weir.listening import IN_USE
 

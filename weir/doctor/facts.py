@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weir.doctor.backend_rows import BackendRow
-from worker.devices.gpus import Gpu
+from weir.worker.devices.gpus import Gpu
 
 
 class PortFacts(NamedTuple):

@@ -17,14 +17,12 @@ from typing import Any
 
 import psutil
 
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY
-from bus.nats.embedded_server import EmbeddedNats, NatsStartError, find_binary, version_of
-from bus.payloads.arena import default_budget_bytes
-from bus.streams.declarations import sizes_of_streams
-from runtime.control_groups import limits_of
-from runtime.limits.budgets import memory_for_requests_bytes
-from runtime.processors import processor_count
 from weir import __version__
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY
+from weir.bus.nats.embedded_server import EmbeddedNats, NatsStartError, find_binary, version_of
+from weir.bus.payloads.arena import default_budget_bytes
+from weir.bus.streams.declarations import sizes_of_streams
+from weir.console.settings import DEFAULT_PORT as CONSOLE_PORT
 from weir.doctor.backend_rows import backend_rows
 from weir.doctor.cuda_packages import cuda_major
 from weir.doctor.facts import (
@@ -41,11 +39,13 @@ from weir.doctor.facts import (
 from weir.doctor.python_build import is_optimized
 from weir.listening import IN_USE, listen_problem
 from weir.options import SERVE, options_of
-from weir.options.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.running_server import data_home, local_servers
-from worker.backends.registry import BackendRegistry
-from worker.devices.gpus import HostGpus, find_gpus, has_cuda_bindings
-from worker.devices.metrics import find_nvml
+from weir.runtime.control_groups import limits_of
+from weir.runtime.limits.budgets import memory_for_requests_bytes
+from weir.runtime.processors import processor_count
+from weir.worker.backends.registry import BackendRegistry
+from weir.worker.devices.gpus import HostGpus, find_gpus, has_cuda_bindings
+from weir.worker.devices.metrics import find_nvml
 
 SYNCS = 20
 """How often the cost of a sync is measured."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import textwrap
 from typing import Any, NamedTuple
 
-from repository.completion import DefaultArtifact, DescribedModel, DescribedTensor
-from repository.config_text import config_to_text, parse_config
-from repository.loading import ConfigSource, resolve_config
-from repository.problems import ConfigProblem
-from schemas.config.model_config import DynamicBatching, ModelConfig, ModelInput, ModelOutput, Reshape
+from weir.repository.completion import DefaultArtifact, DescribedModel, DescribedTensor
+from weir.repository.config_text import config_to_text, parse_config
+from weir.repository.loading import ConfigSource, resolve_config
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import DynamicBatching, ModelConfig, ModelInput, ModelOutput, Reshape
 
 DEFAULT_LARGEST_BATCH = 8
 

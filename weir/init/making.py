@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from repository.completion import DefaultArtifact, DescribedModel, DescribedTensor
-from repository.paths import check_model_name
-from repository.problems import ConfigProblem
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.kserve.sample_inputs import (
+from weir.errors import StartError
+from weir.init.configuration import Batching, choose_batching, config_text, effective, make_config
+from weir.init.folder import ModelFolder, Sample, write_folder
+from weir.init.reading import NOT_GIVEN, GivenTensors, read_model
+from weir.repository.completion import DefaultArtifact, DescribedModel, DescribedTensor
+from weir.repository.paths import check_model_name
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.kserve.sample_inputs import (
     DEFAULT_VARIABLE_SIZE,
     declared_inputs,
     needs_binary_outputs,
     sample_body,
     sample_tensors,
 )
-from weir.errors import StartError
-from weir.init.configuration import Batching, choose_batching, config_text, effective, make_config
-from weir.init.folder import ModelFolder, Sample, write_folder
-from weir.init.reading import NOT_GIVEN, GivenTensors, read_model
-from worker.backends.registry import BACKENDS
+from weir.worker.backends.registry import BACKENDS
 
 TEMPLATES = {"python": "model.py", "backend": "backend.py"}
 """The file of each template."""

@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from repository.completion import ARTIFACTS, DefaultArtifact, DescribedModel, DescribedTensor
-from repository.config_text import config_from_dict
-from repository.paths import check_relative
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
 from weir.errors import StartError
-from worker.backend_api.interface import Backend, ModelVersion
-from worker.backends.isolation.backend import IsolatedBackend
-from worker.backends.onnxruntime.external_data import external_files
-from worker.backends.onnxruntime.trial import OnnxTrial
-from worker.backends.pytorch.programs import Format, format_of
-from worker.backends.pytorch.trial import TorchTrial
-from worker.backends.registry import built_in
-from worker.devices.gpus import WorkerDevices, find_gpus
+from weir.repository.completion import ARTIFACTS, DefaultArtifact, DescribedModel, DescribedTensor
+from weir.repository.config_text import config_from_dict
+from weir.repository.paths import check_relative
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
+from weir.worker.backend_api.interface import Backend, ModelVersion
+from weir.worker.backends.isolation.backend import IsolatedBackend
+from weir.worker.backends.onnxruntime.external_data import external_files
+from weir.worker.backends.onnxruntime.trial import OnnxTrial
+from weir.worker.backends.pytorch.programs import Format, format_of
+from weir.worker.backends.pytorch.trial import TorchTrial
+from weir.worker.backends.registry import built_in
+from weir.worker.devices.gpus import WorkerDevices, find_gpus
 
 SUFFIXES = {
     ".onnx": "model.onnx",

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from weir import DATA_DIR_VARIABLE, NATS_URL_VARIABLE
+from weir.bus.naming.live_queues import MAX_LIVE_STREAMS
 from weir.options.option import DURABLE, GATEWAY, ROLES, SERVE, WORKER, Option
 from weir.options.values import Checked, Integer, Text, listen_address
-
-MAX_LIVE_STREAMS = 64
-"""As in `bus.naming.live_queues`, which a program with a `weir.Server` must not import (see `weir.own_packages`)."""
 
 TOOLS = "tools"
 """Marks options that commands such as `weir dead` and `weir status` also take."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from weir.console.settings import DEFAULT_PORT
 from weir.options.option import CONSOLE, SERVE, Option, switch
 from weir.options.values import Integer, Text
-
-DEFAULT_PORT = 8080
-"""As in `console.settings`, which a program with a `weir.Server` must not import (see `weir.own_packages`)."""
 
 _OURS: dict[str, Any] = {"panel": "Console", "commands": (SERVE, CONSOLE), "ours": True}
 

@@ -141,7 +141,7 @@ def _log() -> tuple[Option, ...]:
             value=Text("FOLDER"),
             default="",
             shown_default="none",
-            help="Folder to record scheduler decisions in, for python -m scheduler.replay; tensors are not recorded.",
+            help="Folder to record scheduler decisions in, for python -m weir.scheduler.replay; tensors are not recorded.",
             panel="Log",
             ours=True,
             commands=(SERVE, SCHEDULER),

@@ -1,7 +1,8 @@
 """Parsers of option values, with Triton's spellings and error messages, and checks of structured texts.
 
-The checks import Weir's other packages when they run, which is in Weir's own processes only; `weir.own_packages` explains
-why. Source: `command_line_parser.cc` of Triton's server. A checked text is passed on unchanged.
+The checks import Weir's other packages when they run, which is in Weir's own processes only, so that
+a program's start does not wait for them. Source: `command_line_parser.cc` of Triton's server. A checked text is
+passed on unchanged.
 """
 
 from __future__ import annotations
@@ -249,7 +250,7 @@ def setting_of(option: str, what: str) -> Callable[[str], None]:
 
 def backend_setting(text: str) -> None:
     """`<backend name>,<setting>=<value>`, or `<setting>=<value>` for all backends."""
-    from worker.backends.settings import BackendSettings
+    from weir.worker.backends.settings import BackendSettings
 
     try:
         BackendSettings([text])
@@ -278,7 +279,7 @@ def cache_setting(text: str) -> None:
 
 def listen_address(text: str) -> None:
     """`<host>` or `<host>:<port>`."""
-    from schemas.core.names import ListenAddress
+    from weir.schemas.core.names import ListenAddress
 
     try:
         ListenAddress.of(text)
@@ -312,7 +313,7 @@ def rate_limit_resource(text: str) -> None:
 
 def worker_resource(text: str) -> None:
     """`<name>=<count>`."""
-    from schemas.config.parameters import read_resource
+    from weir.schemas.config.parameters import read_resource
 
     try:
         read_resource(text)

@@ -14,8 +14,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cluster.status.problems import BUSY
-from cluster.status.snapshot import Broker, ClusterStatus, Host, ModelStatus, Problem, QueueStatus, RoleStatus
+from weir.cluster.status.problems import BUSY
+from weir.cluster.status.snapshot import Broker, ClusterStatus, Host, ModelStatus, Problem, QueueStatus, RoleStatus
 from weir.terminal import one_line
 
 WIDTH = 100

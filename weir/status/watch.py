@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager
 from nats.errors import Error as NatsError
 from rich.live import Live
 
-from bus.naming.identity import new_id
-from cluster.status.collector import Collector
-from cluster.status.snapshot import ClusterStatus
-from cluster.status.summary import summarise
+from weir.bus.naming.identity import new_id
+from weir.cluster.status.collector import Collector
+from weir.cluster.status.snapshot import ClusterStatus
+from weir.cluster.status.summary import summarise
 from weir.running_server import BrokerTarget, unwrap_exception_groups
 from weir.status.display import own_console, print_status, rendered
 

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from setproctitle import setproctitle
 
-from runtime.child_processes import dies_with_parent
+from weir.runtime.child_processes import dies_with_parent
 
 _ROLES = ("worker", "scheduler", "durable", "gateway", "console")
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -34,8 +34,8 @@ def import_roles(roles: Sequence[str] = _ROLES) -> None:
     """Import the code of `roles`, and build its decoders of messages. Later calls do only what is missing."""
     with importing():
         for role in roles:
-            import_module(f"{role}.main")
-        import_module("schemas.wire.codec").build_decoders()
+            import_module(f"weir.{role}.main")
+        import_module("weir.schemas.wire.codec").build_decoders()
 
 
 @contextlib.contextmanager
@@ -52,7 +52,7 @@ def importing() -> Iterator[None]:
 
 @functools.cache
 def _leave_current_folder() -> None:
-    # As -P does: modules in the current folder, or beside the script, must not replace Weir's packages. Once only: then
+    # As -P does: modules in the current folder, or beside the script, must not replace what Weir imports. Once only: then
     # the first entry is another one.
     if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd(), os.path.dirname(os.path.realpath(sys.argv[0]))):
         del sys.path[0]

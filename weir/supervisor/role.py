@@ -1,7 +1,7 @@
 """`Role`: one supervised role, how it is started, its connections to the supervisor, and what it has announced.
 
-The connections are the ready pipe and the lifeline (`runtime.readiness`) and the kernel's parent-death signal. A role has
-its own session, so that Ctrl-C reaches only the supervisor and roles are stopped in order.
+The connections are the ready pipe and the lifeline (`weir.runtime.readiness`) and the kernel's parent-death signal. A
+role has its own session, so that Ctrl-C reaches only the supervisor and roles are stopped in order.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.child_processes import dies_with_parent
-from runtime.readiness import LIFELINE_FD, READY_FD
+from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.readiness import LIFELINE_FD, READY_FD
 from weir.supervisor.forked_role import ForkedRole
 
 _PROGRAM_ARGUMENTS = 4

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import Any
 
-from bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats, NatsStartError
-from runtime.child_processes import RestartHistory, RestartPolicy
 from weir import NATS_URL_VARIABLE
+from weir.bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats, NatsStartError
 from weir.errors import StartError
+from weir.runtime.child_processes import RestartHistory, RestartPolicy
 from weir.supervisor.role import Role, RoleSpec
 
 logger = logging.getLogger("weir.supervisor.supervisor")

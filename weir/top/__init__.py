@@ -1,3 +1,3 @@
 """`weir top`: the load of a cluster in the terminal, live."""
 
-import bus.nats.nats_py  # noqa: F401 - ahead of the modules of this package, which import nats-py
+import weir.bus.nats.nats_py  # noqa: F401 - ahead of the modules of this package, which import nats-py

@@ -14,10 +14,10 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Sparkline, Static
 
-from cluster.rates import Key, Rates
-from cluster.status.snapshot import ClusterStatus
-from console.history.series import Values
-from schemas.core.names import plain_name
+from weir.cluster.rates import Key, Rates
+from weir.cluster.status.snapshot import ClusterStatus
+from weir.console.history.series import Values
+from weir.schemas.core.names import plain_name
 from weir.terminal import one_line
 from weir.top.details import detail_lines
 from weir.top.rows import (

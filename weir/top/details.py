@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cluster.rates import NO_RATES, Key, Rates
-from cluster.status.snapshot import ClusterStatus, ModelStatus, QueueStatus
-from schemas.core.names import model_identity
+from weir.cluster.rates import NO_RATES, Key, Rates
+from weir.cluster.status.snapshot import ClusterStatus, ModelStatus, QueueStatus
+from weir.schemas.core.names import model_identity
 from weir.terminal import one_line
 from weir.top.rows import cut_name, duration_text, number_text, share_text
 

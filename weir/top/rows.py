@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cluster.status.snapshot import ClusterStatus, ModelStatus
-from console.history.series import Values
-from schemas.core.names import model_identity, namespace_of, plain_name
+from weir.cluster.status.snapshot import ClusterStatus, ModelStatus
+from weir.console.history.series import Values
+from weir.schemas.core.names import model_identity, namespace_of, plain_name
 from weir.terminal import one_line
 
 _NOTHING: Values = {}

@@ -12,12 +12,12 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from bus.naming.identity import new_id
-from bus.nats.access import without_user
-from cluster.rates import Key, Rates, rates_by_version
-from cluster.status.snapshot import ClusterStatus
-from console.collection.view import STATUS_INTERVAL_S, ClusterView
-from console.history.series import Values
+from weir.bus.naming.identity import new_id
+from weir.bus.nats.access import without_user
+from weir.cluster.rates import Key, Rates, rates_by_version
+from weir.cluster.status.snapshot import ClusterStatus
+from weir.console.collection.view import STATUS_INTERVAL_S, ClusterView
+from weir.console.history.series import Values
 from weir.running_server import BrokerTarget, unwrap_exception_groups
 from weir.top.app import TopApp
 from weir.top.rows import filter_rows, problems_text, roles_text, rows_of, sort_rows, table_lines, totals_text

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 logger = logging.getLogger("weir.worker")
 
@@ -73,7 +73,7 @@ _DECOUPLED_KINDS = (PYTHON, OWN_BACKEND)
 """Kinds of backends whose models may be decoupled."""
 
 _STATEFUL_KINDS = ("onnxruntime", "pytorch", "tensorrt", OWN_BACKEND)
-"""Kinds of backends whose results have the states of sequences (`worker.backend_api.interface.Result.states`)."""
+"""Kinds of backends whose results have the states of sequences (`weir.worker.backend_api.interface.Result.states`)."""
 
 
 def check_supported(config: ModelConfig, kind: str = "") -> None:

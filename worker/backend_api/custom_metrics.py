@@ -1,8 +1,8 @@
 """`ModelMetrics`: the custom metrics that Python models define, of all models of one worker.
 
 As in Triton, all models share one registry: models that define the same family share it, and series with the same labels
-are one series. The values are in shared memory that the models' processes write (`worker.python_stub._weir_memory`); the
-worker only reads them.
+are one series. The values are in shared memory that the models' processes write
+(`weir.worker.python_stub._weir_memory`); the worker only reads them.
 
 A family exists as long as a model holds it. What a process held when it ended stays until its model is unloaded, so that
 the next process continues the counts.
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from schemas.core.errors import internal, invalid, unavailable
-from schemas.wire.statistics import METRIC_KINDS
-from worker.python_stub._weir_memory import SIZE, MetricNumbers, create_memory
+from weir.schemas.core.errors import internal, invalid, unavailable
+from weir.schemas.wire.statistics import METRIC_KINDS
+from weir.worker.python_stub._weir_memory import SIZE, MetricNumbers, create_memory
 
 MAX_METRICS_BYTES = 2 * 1024 * 1024
 """The size limit of names, labels and values of all custom metrics of a worker."""
@@ -86,7 +86,7 @@ class ModelMetrics:
         return LoadMetrics(self, model, version)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """All families as the fields of `schemas.wire.statistics.FamilyCounters`."""
+        """All families as the fields of `weir.schemas.wire.statistics.FamilyCounters`."""
         with self._lock:
             return [
                 {

@@ -20,25 +20,25 @@ from typing import Any
 
 from nats.errors import Error as NatsError
 
-from bus.kv.known_models import KnownModels
-from bus.kv.registry import RegistryView
-from bus.nats.connection import Bus
-from bus.payloads.arena import PayloadArena
-from bus.payloads.fetcher import PayloadFetcher
-from client.cache.config import CacheConfig
-from client.cache.response_cache import ResponseCache
-from client.catalog import Catalog, ServedModel
-from client.dispatch import DispatchOptions, RequestDispatcher
-from client.in_flight import DirectExecutor, OnResponse, PendingRequest
-from client.payload_store import PayloadStore
-from client.readiness import Readiness
-from client.request_templates import RequestTemplate
-from client.tracing import PassedTraces
-from runtime.containment import contained
-from runtime.ticks import next_tick
-from schemas.core.errors import Reason, WeirError, overloaded
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import PayloadRef
+from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.registry import RegistryView
+from weir.bus.nats.connection import Bus
+from weir.bus.payloads.arena import PayloadArena
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.calls.cache.config import CacheConfig
+from weir.calls.cache.response_cache import ResponseCache
+from weir.calls.catalog import Catalog, ServedModel
+from weir.calls.dispatch import DispatchOptions, RequestDispatcher
+from weir.calls.in_flight import DirectExecutor, OnResponse, PendingRequest
+from weir.calls.payload_store import PayloadStore
+from weir.calls.readiness import Readiness
+from weir.calls.request_templates import RequestTemplate
+from weir.calls.tracing import PassedTraces
+from weir.runtime.containment import contained
+from weir.runtime.ticks import next_tick
+from weir.schemas.core.errors import Reason, WeirError, overloaded
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import PayloadRef
 
 logger = logging.getLogger("weir.worker")
 
@@ -142,7 +142,7 @@ class InferenceClient:
         self._dispatcher.release(ref)
 
     def cache_counters(self) -> list[dict[str, Any]]:
-        """Cache hits and misses, as dictionaries of `schemas.wire.statistics.VersionCounters`."""
+        """Cache hits and misses, as dictionaries of `weir.schemas.wire.statistics.VersionCounters`."""
         return [] if self._cache is None else self._cache.counters.snapshot()
 
     async def close(self) -> None:

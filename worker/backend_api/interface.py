@@ -3,7 +3,7 @@
 A backend is a class of the shape `Backend`. The worker calls `load` once for a model version, then `create_instance` once
 for each instance, in the thread in which that instance will run. On a GPU a backend implements `DeviceRunner` instead of
 `Instance`: copies to and from the device, the order of streams and the accounting of memory are the same for all backends
-(`worker.cuda`).
+(`weir.worker.cuda`).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bus.payloads.arena import PayloadReader
-from repository.completion import DescribedModel
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, invalid
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from worker.backend_api.custom_metrics import LoadMetrics, ModelMetrics
-from worker.backend_api.version_health import VersionHealth
-from worker.devices.cuda_shared_memory import MappedRegion
-from worker.devices.gpus import WorkerDevices
-from worker.devices.host_policy import UNBOUND, HostPolicy
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.completion import DescribedModel
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.custom_metrics import LoadMetrics, ModelMetrics
+from weir.worker.backend_api.version_health import VersionHealth
+from weir.worker.devices.cuda_shared_memory import MappedRegion
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.devices.host_policy import UNBOUND, HostPolicy
 
 
 class CallConnection(Protocol):
@@ -359,7 +359,7 @@ class Backend(VersionLoader, Protocol):
 class DeviceTensor(NamedTuple):
     """A contiguous tensor in the memory of one GPU; `pointer` is the address of its first byte.
 
-    `datatype` is Triton's (`schemas.core.tensors`). The memory is not reused while `owner` exists.
+    `datatype` is Triton's (`weir.schemas.core.tensors`). The memory is not reused while `owner` exists.
     """
 
     datatype: str

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from repository.completion import DescribedModel
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, name_of_numpy
-from worker.backend_api.interface import (
+from weir.repository.completion import DescribedModel
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, name_of_numpy
+from weir.worker.backend_api.interface import (
     Availability,
     Execution,
     Instance,
@@ -25,8 +25,8 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.devices.gpus import WorkerDevices
-from worker.execution.batch_tensors import BatchAssembler, BatchInputs, BatchOutputs, NamedDatatype, ragged_inputs
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch_tensors import BatchAssembler, BatchInputs, BatchOutputs, NamedDatatype, ragged_inputs
 
 ArrayFunction = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
 """Maps the inputs of a batch, by name, to its outputs, by name.
@@ -148,7 +148,7 @@ class ArrayRunner(Protocol):
 class ArrayInstance:
     """Assembles each batch into arrays, runs them by `runner`, and splits its outputs into results.
 
-    The runner returns `outputs` followed by `states`. It implements `worker.backend_api.interface.Instance`.
+    The runner returns `outputs` followed by `states`. It implements `weir.worker.backend_api.interface.Instance`.
     """
 
     def __init__(

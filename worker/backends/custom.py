@@ -23,12 +23,12 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from repository.completion import DescribedModel, DescribedTensor
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import DATATYPES, Tensor, element_count, unpack_bytes
-from worker.backend_api.interface import (
+from weir.repository.completion import DescribedModel, DescribedTensor
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import DATATYPES, Tensor, element_count, unpack_bytes
+from weir.worker.backend_api.interface import (
     Availability,
     Execution,
     ExecutionHandle,
@@ -38,8 +38,8 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.devices.cuda_shared_memory import MappedRegion
-from worker.devices.gpus import WorkerDevices
+from weir.worker.devices.cuda_shared_memory import MappedRegion
+from weir.worker.devices.gpus import WorkerDevices
 
 logger = logging.getLogger("weir.worker")
 
@@ -48,7 +48,7 @@ CLASS = "Backend"
 
 
 class CustomBackend:
-    """The class in `file`, as a backend (`worker.backend_api.interface.Backend`) with the `name` in configurations.
+    """The class in `file`, as a backend (`weir.worker.backend_api.interface.Backend`) with the `name` in configurations.
 
     `find` returns the file for each version of a model, which may have one of its own; by default it is `file`. Of the
     class only the method `load` is required. Without `describe` configurations are not completed, and without
@@ -252,7 +252,7 @@ class CheckedInstance:
     def execute(
         self, requests: Sequence[InferRequest], execution: Execution
     ) -> Sequence[Result | None] | ExecutionHandle:
-        """Runs the batch as `worker.backend_api.interface.Instance` describes."""
+        """Runs the batch as `weir.worker.backend_api.interface.Instance` describes."""
         results = self._instance.execute(requests, _CheckedExecution(self._backend, len(requests), execution))
         if isinstance(results, ExecutionHandle):
             return _CheckedHandle(self._backend, results)

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from repository.completion import DescribedModel
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
-from worker.backend_api.interface import (
+from weir.repository.completion import DescribedModel
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
+from weir.worker.backend_api.interface import (
     Availability,
     DeviceLost,
     DeviceTensor,
@@ -31,14 +31,14 @@ from worker.backend_api.interface import (
     Result,
     installed_version,
 )
-from worker.backends.array import ArrayInstance, checked_output
-from worker.cuda.arrays import DeviceArray, output_tensor
-from worker.cuda.buffers import BatchBuffers, size_of
-from worker.cuda.device_instance import DeviceInstance
-from worker.cuda.pinned import HostBuffer
-from worker.cuda.stream import CudaStream, InstanceStreams
-from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
-from worker.execution.batch_tensors import BatchAssembler, BatchInputs, BatchOutputs, NamedDatatype, ragged_inputs
+from weir.worker.backends.array import ArrayInstance, checked_output
+from weir.worker.cuda.arrays import DeviceArray, output_tensor
+from weir.worker.cuda.buffers import BatchBuffers, size_of
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.cuda.pinned import HostBuffer
+from weir.worker.cuda.stream import CudaStream, InstanceStreams
+from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.execution.batch_tensors import BatchAssembler, BatchInputs, BatchOutputs, NamedDatatype, ragged_inputs
 
 Outputs = Mapping[str, Any]
 """Outputs of a batch by name: arrays of NumPy, or those of any library with `__dlpack__` or `__cuda_array_interface__`."""

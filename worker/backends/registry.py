@@ -14,21 +14,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from repository.paths import check_relative, path_inside
-from repository.problems import ConfigProblem
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from worker.backend_api.config_support import OWN_BACKEND, PYTHON
-from worker.backend_api.interface import Backend, ModelVersion
-from worker.backends.custom import BackendFiles, CustomBackend
-from worker.backends.python.backend import PythonBackend
-from worker.backends.settings import BackendSettings
+from weir.repository.paths import check_relative, path_inside
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.worker.backend_api.config_support import OWN_BACKEND, PYTHON
+from weir.worker.backend_api.interface import Backend, ModelVersion
+from weir.worker.backends.custom import BackendFiles, CustomBackend
+from weir.worker.backends.python.backend import PythonBackend
+from weir.worker.backends.settings import BackendSettings
 
 BACKENDS = {
-    "onnxruntime": "worker.backends.onnxruntime.backend:OnnxRuntimeBackend",
-    "python": "worker.backends.python.backend:PythonBackend",
-    "pytorch": "worker.backends.pytorch.backend:PyTorchBackend",
-    "tensorrt": "worker.backends.tensorrt.backend:TensorRtBackend",
+    "onnxruntime": "weir.worker.backends.onnxruntime.backend:OnnxRuntimeBackend",
+    "python": "weir.worker.backends.python.backend:PythonBackend",
+    "pytorch": "weir.worker.backends.pytorch.backend:PyTorchBackend",
+    "tensorrt": "weir.worker.backends.tensorrt.backend:TensorRtBackend",
 }
 """Module and class of each backend, imported when a model first needs it."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from repository.completion import DEFAULT_MAX_BATCH_SIZE
+from weir.repository.completion import DEFAULT_MAX_BATCH_SIZE
 
 MAX_BATCH_SIZE_SETTING = "default-max-batch-size"
 """Triton's setting for the `max_batch_size` of models that can batch and whose configuration does not set it."""

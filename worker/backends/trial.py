@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from bus.payloads.arena import PayloadReader
-from repository.completion import DescribedModel, DescribedTensor
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import DATATYPES, Tensor
-from schemas.kserve.sample_inputs import SampleInput, declared_inputs, sample_tensors
-from worker.backend_api.interface import (
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.completion import DescribedModel, DescribedTensor
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import DATATYPES, Tensor
+from weir.schemas.kserve.sample_inputs import SampleInput, declared_inputs, sample_tensors
+from weir.worker.backend_api.interface import (
     Backend,
     DeviceLost,
     Execution,

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from schemas.core.errors import invalid
-from schemas.core.tensors import DATATYPES, name_of_numpy
-from worker.backend_api.interface import DeviceTensor
-from worker.cuda import dlpack
-from worker.cuda.runtime import check_cuda, cuda_runtime
-from worker.cuda.stream import CudaEvent, CudaStream
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.tensors import DATATYPES, name_of_numpy
+from weir.worker.backend_api.interface import DeviceTensor
+from weir.worker.cuda import dlpack
+from weir.worker.cuda.runtime import check_cuda, cuda_runtime
+from weir.worker.cuda.stream import CudaEvent, CudaStream
 
 _PRODUCER_ORDERS = -1
 """As a consumer's stream: it orders the work by itself."""

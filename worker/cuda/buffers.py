@@ -6,12 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from schemas.core.tensors import DATATYPES, element_count
-from worker.backend_api.interface import DeviceTensor
-from worker.cuda.pinned import HostBuffer, allocation_size
-from worker.cuda.stream import CudaEvent, CudaStream, DeviceBuffer, InstanceStreams
-from worker.devices.cuda_shared_memory import MappedRegion
-from worker.execution.batch_tensors import InputPieces
+from weir.schemas.core.tensors import DATATYPES, element_count
+from weir.worker.backend_api.interface import DeviceTensor
+from weir.worker.cuda.pinned import HostBuffer, allocation_size
+from weir.worker.cuda.stream import CudaEvent, CudaStream, DeviceBuffer, InstanceStreams
+from weir.worker.devices.cuda_shared_memory import MappedRegion
+from weir.worker.execution.batch_tensors import InputPieces
 
 _NONE: Mapping[int, Sequence[tuple[int, int, MappedRegion]]] = {}
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.config.model_config import CudaOptimization, ModelConfig, OptimizationPolicy, PinnedMemoryBuffer
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import name_of_numpy
-from worker.backend_api.interface import (
+from weir.schemas.config.model_config import CudaOptimization, ModelConfig, OptimizationPolicy, PinnedMemoryBuffer
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import name_of_numpy
+from weir.worker.backend_api.interface import (
     MAX_DEVICE_BATCHES,
     DeviceLost,
     DeviceRunner,
@@ -30,12 +30,12 @@ from worker.backend_api.interface import (
     InstanceStream,
     Result,
 )
-from worker.cuda.buffers import BatchBuffers
-from worker.cuda.graphs import RunGraphs, specified_shapes
-from worker.cuda.pinned import PINNED
-from worker.cuda.region_outputs import RegionOutputs, region_outputs
-from worker.cuda.stream import InstanceStreams
-from worker.execution.batch_tensors import (
+from weir.worker.cuda.buffers import BatchBuffers
+from weir.worker.cuda.graphs import RunGraphs, specified_shapes
+from weir.worker.cuda.pinned import PINNED
+from weir.worker.cuda.region_outputs import RegionOutputs, region_outputs
+from weir.worker.cuda.stream import InstanceStreams
+from weir.worker.execution.batch_tensors import (
     BatchAssembler,
     BatchInputs,
     BatchOutputs,
@@ -43,7 +43,7 @@ from worker.execution.batch_tensors import (
     NamedDatatype,
     ragged_inputs,
 )
-from worker.execution.sequences import control_datatypes
+from weir.worker.execution.sequences import control_datatypes
 
 logger = logging.getLogger("weir.worker")
 

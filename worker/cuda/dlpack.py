@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from schemas.core.errors import invalid
-from schemas.core.tensors import DATATYPES, element_count
-from worker.backend_api.interface import DeviceTensor
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.tensors import DATATYPES, element_count
+from weir.worker.backend_api.interface import DeviceTensor
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 """Kinds of devices."""

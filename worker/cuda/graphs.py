@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schemas.config.model_config import CudaOptimization, GraphSpec, ModelConfig
-from schemas.core.errors import WeirError, invalid
-from schemas.core.tensors import BY_CONFIG_NAME
-from worker.backend_api.interface import DeviceLost, DeviceRunner, DeviceTensor
-from worker.cuda.buffers import allocate_tensors, size_of
-from worker.cuda.runtime import check_cuda, cuda_runtime
-from worker.cuda.stream import CudaStream, InstanceStreams
-from worker.execution.batch_tensors import InputPieces
-from worker.execution.sequences import control_datatypes
+from weir.schemas.config.model_config import CudaOptimization, GraphSpec, ModelConfig
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.tensors import BY_CONFIG_NAME
+from weir.worker.backend_api.interface import DeviceLost, DeviceRunner, DeviceTensor
+from weir.worker.cuda.buffers import allocate_tensors, size_of
+from weir.worker.cuda.runtime import check_cuda, cuda_runtime
+from weir.worker.cuda.stream import CudaStream, InstanceStreams
+from weir.worker.execution.batch_tensors import InputPieces
+from weir.worker.execution.sequences import control_datatypes
 
 logger = logging.getLogger("weir.worker")
 

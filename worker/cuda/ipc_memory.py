@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bus.payloads.client_regions import RegionError
-from schemas.core.errors import WeirError
-from worker.backend_api.interface import DeviceLost
-from worker.cuda.pinned import HostBuffer
-from worker.cuda.runtime import check_cuda, cuda_runtime, selected_gpu
-from worker.cuda.stream import CudaStream
+from weir.bus.payloads.client_regions import RegionError
+from weir.schemas.core.errors import WeirError
+from weir.worker.backend_api.interface import DeviceLost
+from weir.worker.cuda.pinned import HostBuffer
+from weir.worker.cuda.runtime import check_cuda, cuda_runtime, selected_gpu
+from weir.worker.cuda.stream import CudaStream
 
 logger = logging.getLogger("weir.worker")
 
@@ -22,7 +22,7 @@ _LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 
 class IpcAllocation:
-    """A `worker.devices.cuda_shared_memory.CudaAllocation` on GPU `device`. Raises RegionError, or DeviceLost.
+    """A `weir.worker.devices.cuda_shared_memory.CudaAllocation` on GPU `device`. Raises RegionError, or DeviceLost.
 
     Copies run on streams of their own, so that they neither wait for the work of instances nor, as copies on CUDA's default
     stream do, for that of libraries which use it. For any thread: each selects the GPU for as long as it needs it.

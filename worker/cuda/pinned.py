@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from schemas.core.errors import WeirError
-from worker.backend_api.interface import DeviceLost
-from worker.cuda.runtime import cuda_runtime, current_gpu, raise_cuda, selected_gpu
+from weir.schemas.core.errors import WeirError
+from weir.worker.backend_api.interface import DeviceLost
+from weir.worker.cuda.runtime import cuda_runtime, current_gpu, raise_cuda, selected_gpu
 
 logger = logging.getLogger("weir.worker")
 

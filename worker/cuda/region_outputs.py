@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.core.requests import InferRequest
-from worker.backend_api.interface import DeviceTensor, Result
-from worker.cuda.buffers import size_of
-from worker.devices.cuda_shared_memory import MappedRegion
-from worker.execution.batch_tensors import BatchOutputs, batch_sizes
+from weir.schemas.core.requests import InferRequest
+from weir.worker.backend_api.interface import DeviceTensor, Result
+from weir.worker.cuda.buffers import size_of
+from weir.worker.devices.cuda_shared_memory import MappedRegion
+from weir.worker.execution.batch_tensors import BatchOutputs, batch_sizes
 
 Regions = Mapping[tuple[int, str], MappedRegion]
 """Regions that get outputs, by position of the request and name of the output."""

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.core.errors import internal, unavailable
-from worker.backend_api.interface import DeviceLost
+from weir.schemas.core.errors import internal, unavailable
+from weir.worker.backend_api.interface import DeviceLost
 
 STICKY = frozenset(
     {

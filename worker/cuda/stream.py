@@ -12,8 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.core.errors import unavailable
-from worker.cuda.runtime import check_cuda, cuda_runtime, raise_cuda, select_gpu
+from weir.schemas.core.errors import unavailable
+from weir.worker.cuda.runtime import check_cuda, cuda_runtime, raise_cuda, select_gpu
 
 _KEEP_EVERYTHING = 2**64 - 1
 

@@ -19,16 +19,16 @@ from typing import Protocol
 
 import numpy as np
 
-from bus.naming import subjects
-from bus.naming.identity import host
-from bus.naming.reserved_subjects import may_reply_to
-from bus.nats.connection import Bus, Message
-from bus.payloads.client_regions import RegionError
-from runtime.containment import contained
-from schemas.core.tensors import CudaRegionRef
-from schemas.kserve.regions import CudaOpened, CudaOpening
-from schemas.wire.codec import MalformedMessage
-from worker.devices.gpus import find_gpus
+from weir.bus.naming import subjects
+from weir.bus.naming.identity import host
+from weir.bus.naming.reserved_subjects import may_reply_to
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.payloads.client_regions import RegionError
+from weir.runtime.containment import contained
+from weir.schemas.core.tensors import CudaRegionRef
+from weir.schemas.kserve.regions import CudaOpened, CudaOpening
+from weir.schemas.wire.codec import MalformedMessage
+from weir.worker.devices.gpus import find_gpus
 
 logger = logging.getLogger("weir.worker")
 

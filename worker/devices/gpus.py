@@ -15,8 +15,8 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from worker.devices.metrics import find_nvml
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.worker.devices.metrics import find_nvml
 
 _DRIVER = "libcuda.so.1"
 _NAME_BYTES = 256

@@ -15,8 +15,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from schemas.config.model_config import InstanceGroup
-from schemas.core.errors import internal, invalid
+from weir.schemas.config.model_config import InstanceGroup
+from weir.schemas.core.errors import internal, invalid
 
 CORES, NODE = "cpu-cores", "numa-node"
 

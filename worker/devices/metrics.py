@@ -17,9 +17,9 @@ from typing import Any
 
 import psutil
 
-from runtime.containment import contained
-from runtime.processes.usage import process_usage
-from runtime.ticks import next_tick
+from weir.runtime.containment import contained
+from weir.runtime.processes.usage import process_usage
+from weir.runtime.ticks import next_tick
 
 logger = logging.getLogger("weir.worker")
 
@@ -27,7 +27,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class DevicePoller:
-    """The last readings as `host`, `gpus` and `process`, in the forms of `schemas.wire.statistics`.
+    """The last readings as `host`, `gpus` and `process`, in the forms of `weir.schemas.wire.statistics`.
 
     `nvml` is the module `pynvml`, or None for no GPU metrics. Reading blocks, so it runs in a thread.
     """

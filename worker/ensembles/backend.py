@@ -3,7 +3,7 @@
 An ensemble can be loaded when all its composing models are served, by this worker or by others, according to the registry.
 
 `check_ensemble_models` checks an ensemble against its composing models. The order of the checks and their texts are those
-of Triton 2.51. What the ensemble's configuration shows by itself is checked earlier (`repository.scheduler_rules`).
+of Triton 2.51. What the ensemble's configuration shows by itself is checked earlier (`weir.repository.scheduler_rules`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from repository.dependencies import composing_models, resolve_namespaces, step_identity
-from repository.layout import FoundModel, ModelRepository
-from repository.loading import read_config
-from schemas.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from schemas.wire.registry import ModelState
-from worker.backend_api.inference_client import InferenceClient
-from worker.backend_api.interface import Instance, InstanceDevice, ModelVersion
-from worker.ensembles.run import EnsemblePlan
+from weir.repository.dependencies import composing_models, resolve_namespaces, step_identity
+from weir.repository.layout import FoundModel, ModelRepository
+from weir.repository.loading import read_config
+from weir.schemas.config.model_config import EnsembleStep, ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.schemas.wire.registry import ModelState
+from weir.worker.backend_api.inference_client import InferenceClient
+from weir.worker.backend_api.interface import Instance, InstanceDevice, ModelVersion
+from weir.worker.ensembles.run import EnsemblePlan
 
 _REGISTRY_DELAY_S = 1.0
 """How long a model that was just loaded on this worker may take to appear in the registry."""

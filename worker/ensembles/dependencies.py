@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
-from repository.dependencies import composing_models, resolve_namespaces, step_identity
-from repository.layout import FoundModel
-from repository.loading import config_bytes, read_config
-from runtime.containment import contained
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.names import plain_name
-from worker.backend_api.inference_client import InferenceClient
+from weir.repository.dependencies import composing_models, resolve_namespaces, step_identity
+from weir.repository.layout import FoundModel
+from weir.repository.loading import config_bytes, read_config
+from weir.runtime.containment import contained
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.names import plain_name
+from weir.worker.backend_api.inference_client import InferenceClient
 
 _Signature = tuple[tuple[str, tuple[int, ...], ModelConfig], ...]
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from bus.payloads.arena import PayloadReader, StalePayload
-from runtime.containment import contained
-from schemas.core.errors import Reason, WeirError, internal, overloaded
-from schemas.core.request_limits import cancelled_error
-from schemas.core.requests import InferRequest, Lane, Parameters
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.messages import (
+from weir.bus.payloads.arena import PayloadReader, StalePayload
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
+from weir.schemas.core.request_limits import cancelled_error
+from weir.schemas.core.requests import InferRequest, Lane, Parameters
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
     BatchOutcome,
@@ -29,19 +29,19 @@ from schemas.wire.messages import (
     pack_error,
     pack_response,
 )
-from schemas.wire.request_body import body_ref, unpack_body
-from telemetry.logs import log_request, logs_requests
-from telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
-from worker.backend_api.interface import ModelVersion, Result
-from worker.ensembles.backend import EnsembleModel
-from worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimiter
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.decoding import read_content
-from worker.execution.instance import ModelEnvironment
-from worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
-from worker.execution.running_batch import RunningBatch
-from worker.execution.shared_memory import SharedMemoryIO
-from worker.execution.statistics import ModelStatistics
+from weir.schemas.wire.request_body import body_ref, unpack_body
+from weir.telemetry.logs import log_request, logs_requests
+from weir.telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
+from weir.worker.backend_api.interface import ModelVersion, Result
+from weir.worker.ensembles.backend import EnsembleModel
+from weir.worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimiter
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.decoding import read_content
+from weir.worker.execution.instance import ModelEnvironment
+from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.shared_memory import SharedMemoryIO
+from weir.worker.execution.statistics import ModelStatistics
 
 logger = logging.getLogger("weir.worker")
 

@@ -17,20 +17,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol, cast
 
-from bus.naming.identity import lies_elsewhere
-from bus.payloads.arena import PayloadReader, StalePayload
-from client.catalog import ServedModel
-from client.in_flight import PendingRequest
-from runtime.containment import contained
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import Reason, WeirError, internal, invalid, unavailable
-from schemas.core.request_limits import is_cancelled_error
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, Parameters, RequestedOutput
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.messages import Timestamps, timestamp
-from worker.backend_api.inference_client import InferenceClient
-from worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
-from worker.ensembles.step_templates import StepTemplates, signature_of
+from weir.bus.naming.identity import lies_elsewhere
+from weir.bus.payloads.arena import PayloadReader, StalePayload
+from weir.calls.catalog import ServedModel
+from weir.calls.in_flight import PendingRequest
+from weir.runtime.containment import contained
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import Reason, WeirError, internal, invalid, unavailable
+from weir.schemas.core.request_limits import is_cancelled_error
+from weir.schemas.core.requests import (
+    SEQUENCE_END,
+    SEQUENCE_START,
+    InferRequest,
+    InferResponse,
+    Parameters,
+    RequestedOutput,
+)
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.messages import Timestamps, timestamp
+from weir.worker.backend_api.inference_client import InferenceClient
+from weir.worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
+from weir.worker.ensembles.step_templates import StepTemplates, signature_of
 
 logger = logging.getLogger("weir.worker")
 

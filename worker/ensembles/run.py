@@ -21,8 +21,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from repository.dependencies import step_identity
-from schemas.config.model_config import ModelConfig
+from weir.repository.dependencies import step_identity
+from weir.schemas.config.model_config import ModelConfig
 
 _MAX_SELECTIONS = 64
 

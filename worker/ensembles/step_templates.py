@@ -1,18 +1,18 @@
 """`StepTemplates`: the checked and packed forms of the requests that an ensemble sends to the models of its steps.
 
 The requests of a step mostly differ in the content of their tensors alone. What depends on the rest is checked and packed
-once, as in `client.request_templates`.
+once, as in `weir.calls.request_templates`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from bus.payloads.arena import INLINE_LIMIT_BYTES
-from client.catalog import ServedModel
-from client.request_templates import RequestTemplate, without_content
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES
+from weir.calls.catalog import ServedModel
+from weir.calls.request_templates import RequestTemplate, without_content
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
 
 MAX_TEMPLATES = 64
 """Templates of one ensemble; when there are more, all are made again."""

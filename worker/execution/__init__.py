@@ -1,7 +1,7 @@
 """How batches run on the instances of models.
 
 ```text
- worker.batch_dispatch            instance.ModelInstance: one thread for each instance
+ weir.worker.batch_dispatch            instance.ModelInstance: one thread for each instance
  (event loop)                     batch_runner.BatchRunner: one batch after another
  ──────────────────────           ─────────────────────────────────────────────────────────────────────
  BatchMessage ──▶ RunningBatch ─▶ start:  decoding.decode_batch        requests, or errors of single entries

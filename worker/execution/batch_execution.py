@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from bus.links.framing import Outgoing
-from bus.payloads.arena import PayloadReader
-from runtime.containment import contained
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, unavailable
-from schemas.core.requests import InferRequest
-from schemas.wire.messages import (
+from weir.bus.links.framing import Outgoing
+from weir.bus.payloads.arena import PayloadReader
+from weir.runtime.containment import contained
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, unavailable
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.messages import (
     NO_REPLY,
     BatchCompletion,
     BatchEntry,
@@ -29,13 +29,13 @@ from schemas.wire.messages import (
     pack_end,
     pack_responses,
 )
-from worker.backend_api.interface import RESCHEDULED, Execution, MicrobatchRun, Result, not_iterative
-from worker.execution.batch_tensors import Reshaper
-from worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
-from worker.execution.running_batch import RunningBatch, trace_timestamps
-from worker.execution.sequences import ImplicitStates
-from worker.execution.shared_memory import SharedMemoryIO
-from worker.execution.statistics import ModelStatistics
+from weir.worker.backend_api.interface import RESCHEDULED, Execution, MicrobatchRun, Result, not_iterative
+from weir.worker.execution.batch_tensors import Reshaper
+from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
+from weir.worker.execution.running_batch import RunningBatch, trace_timestamps
+from weir.worker.execution.sequences import ImplicitStates
+from weir.worker.execution.shared_memory import SharedMemoryIO
+from weir.worker.execution.statistics import ModelStatistics
 
 MAX_RESCHEDULED = 10_000
 """Rescheduled requests of an instance whose number of responses is remembered. The oldest are forgotten first."""

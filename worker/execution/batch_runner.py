@@ -14,14 +14,14 @@ from functools import partial
 from itertools import compress
 from typing import Any
 
-from bus.links.framing import Outgoing
-from bus.payloads.arena import PayloadReader
-from runtime.containment import contained
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest
-from schemas.wire.messages import NO_REPLY, BatchCompletion, BatchMessage, BatchOutcome, Timestamps, pack_error
-from telemetry.logs import log_request, logs_requests
-from worker.backend_api.interface import (
+from weir.bus.links.framing import Outgoing
+from weir.bus.payloads.arena import PayloadReader
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.messages import NO_REPLY, BatchCompletion, BatchMessage, BatchOutcome, Timestamps, pack_error
+from weir.telemetry.logs import log_request, logs_requests
+from weir.worker.backend_api.interface import (
     RESCHEDULED,
     DeviceLost,
     ExecutionHandle,
@@ -32,21 +32,21 @@ from worker.backend_api.interface import (
     Result,
     not_iterative,
 )
-from worker.execution.batch_execution import (
+from weir.worker.execution.batch_execution import (
     BatchExecution,
     BatchUpdate,
     InstanceContext,
     MicrobatchExecution,
     StreamingBatches,
 )
-from worker.execution.batch_tensors import batch_sizes
-from worker.execution.decoding import decode_batch
-from worker.execution.invocation import ModelInvoker
-from worker.execution.response_writer import pack_by_gateway, packing_failed
-from worker.execution.running_batch import RunningBatch, trace_timestamps
-from worker.execution.sequences import SequenceControls, is_padding, pad_rows, restorable
-from worker.execution.shared_memory import InputBuffers
-from worker.execution.statistics import BatchRun, ModelStatistics, record_batch, record_microbatch
+from weir.worker.execution.batch_tensors import batch_sizes
+from weir.worker.execution.decoding import decode_batch
+from weir.worker.execution.invocation import ModelInvoker
+from weir.worker.execution.response_writer import pack_by_gateway, packing_failed
+from weir.worker.execution.running_batch import RunningBatch, trace_timestamps
+from weir.worker.execution.sequences import SequenceControls, is_padding, pad_rows, restorable
+from weir.worker.execution.shared_memory import InputBuffers
+from weir.worker.execution.statistics import BatchRun, ModelStatistics, record_batch, record_microbatch
 
 logger = logging.getLogger("weir.worker")
 

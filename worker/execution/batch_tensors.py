@@ -25,12 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.payloads.arena import PayloadReader, StalePayload
-from bus.payloads.client_regions import RegionError
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import internal, invalid, unavailable
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import (
+from weir.bus.payloads.arena import PayloadReader, StalePayload
+from weir.bus.payloads.client_regions import RegionError
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import internal, invalid, unavailable
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import (
     BY_CONFIG_NAME,
     DATATYPES,
     CudaRegionRef,
@@ -40,9 +40,9 @@ from schemas.core.tensors import (
     as_array,
     element_count,
 )
-from worker.backend_api.interface import Result
-from worker.devices.cuda_shared_memory import MappedRegion
-from worker.execution.shared_memory import contiguous_view
+from weir.worker.backend_api.interface import Result
+from weir.worker.devices.cuda_shared_memory import MappedRegion
+from weir.worker.execution.shared_memory import contiguous_view
 
 _REUSE_FROM_BYTES = 256 * 1024
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bus.payloads.arena import PayloadReader, StalePayload
-from bus.payloads.fetch_plan import Loss, Outcome
-from runtime.containment import contained
-from schemas.core.errors import Reason, WeirError, internal, overloaded
-from schemas.core.request_limits import cancelled_error
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, check_strings, element_count
-from schemas.wire.messages import BatchEntry
-from schemas.wire.request_body import body_ref, unpack_body, unpack_plain
-from worker.backend_api.interface import DeviceLost, Result
-from worker.execution.batch_tensors import is_payload_stale
-from worker.execution.running_batch import RunningBatch
-from worker.execution.sequences import apply_position
-from worker.execution.shared_memory import SharedMemoryIO
-from worker.execution.statistics import ModelStatistics
+from weir.bus.payloads.arena import PayloadReader, StalePayload
+from weir.bus.payloads.fetch_plan import Loss, Outcome
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
+from weir.schemas.core.request_limits import cancelled_error
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, check_strings, element_count
+from weir.schemas.wire.messages import BatchEntry
+from weir.schemas.wire.request_body import body_ref, unpack_body, unpack_plain
+from weir.worker.backend_api.interface import DeviceLost, Result
+from weir.worker.execution.batch_tensors import is_payload_stale
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.sequences import apply_position
+from weir.worker.execution.shared_memory import SharedMemoryIO
+from weir.worker.execution.statistics import ModelStatistics
 
 
 def decode_batch(

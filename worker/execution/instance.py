@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bus.kv.sequence_states import SequenceStates
-from bus.naming.identity import SEGMENT_PREFIX
-from runtime.containment import contained
-from schemas.core.errors import WeirError, internal, unavailable
-from schemas.wire.messages import BatchCompletion, BatchOutcome
-from schemas.wire.request_body import is_body_ref
-from telemetry.metrics_config import MetricsConfig
-from worker.backend_api.interface import (
+from weir.bus.kv.sequence_states import SequenceStates
+from weir.bus.naming.identity import SEGMENT_PREFIX
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import WeirError, internal, unavailable
+from weir.schemas.wire.messages import BatchCompletion, BatchOutcome
+from weir.schemas.wire.request_body import is_body_ref
+from weir.telemetry.metrics_config import MetricsConfig
+from weir.worker.backend_api.interface import (
     DeviceLost,
     Instance,
     InstanceDevice,
@@ -29,18 +29,18 @@ from worker.backend_api.interface import (
     ModelVersion,
     ProcessCalls,
 )
-from worker.devices.gpus import CPU_ONLY, GpuMemory, WorkerDevices
-from worker.devices.host_policy import NO_POLICIES, HostPolicies
-from worker.execution.batch_execution import BatchUpdate, InstanceContext, StreamingBatches
-from worker.execution.batch_runner import BatchRunner, StartedBatch
-from worker.execution.batch_tensors import Reshaper
-from worker.execution.rate_limiter import InstancePermit, RateLimiterPermits
-from worker.execution.response_writer import ResponseWriter
-from worker.execution.running_batch import RunningBatch
-from worker.execution.sequences import ImplicitStates, StateDeclarations
-from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
-from worker.execution.statistics import ModelStatistics
-from worker.execution.warmup import WarmUp, WarmUpSample
+from weir.worker.devices.gpus import CPU_ONLY, GpuMemory, WorkerDevices
+from weir.worker.devices.host_policy import NO_POLICIES, HostPolicies
+from weir.worker.execution.batch_execution import BatchUpdate, InstanceContext, StreamingBatches
+from weir.worker.execution.batch_runner import BatchRunner, StartedBatch
+from weir.worker.execution.batch_tensors import Reshaper
+from weir.worker.execution.rate_limiter import InstancePermit, RateLimiterPermits
+from weir.worker.execution.response_writer import ResponseWriter
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.sequences import ImplicitStates, StateDeclarations
+from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
+from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.warmup import WarmUp, WarmUpSample
 
 logger = logging.getLogger("weir.worker")
 

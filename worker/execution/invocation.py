@@ -13,10 +13,10 @@ import random
 import traceback
 from collections.abc import Sequence
 
-from runtime.containment import contained
-from schemas.core.errors import WeirError, internal, unavailable
-from schemas.core.requests import InferRequest
-from worker.backend_api.interface import (
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import WeirError, internal, unavailable
+from weir.schemas.core.requests import InferRequest
+from weir.worker.backend_api.interface import (
     DeviceLost,
     Execution,
     ExecutionHandle,
@@ -26,8 +26,8 @@ from worker.backend_api.interface import (
     MicrobatchRun,
     Result,
 )
-from worker.execution.batch_tensors import Reshaper
-from worker.execution.sequences import ImplicitStates
+from weir.worker.execution.batch_tensors import Reshaper
+from weir.worker.execution.sequences import ImplicitStates
 
 logger = logging.getLogger("weir.worker")
 

@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
-from bus.links.framing import Outgoing
-from runtime.containment import contained
-from schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, join_responses
-from worker.execution.batch_execution import MAX_STUCK_S, BatchUpdate
-from worker.execution.instance import ModelInstance
-from worker.execution.response_writer import MAX_INLINE_RESPONSE_BYTES
-from worker.execution.running_batch import RunningBatch
+from weir.bus.links.framing import Outgoing
+from weir.runtime.containment import contained
+from weir.schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, join_responses
+from weir.worker.execution.batch_execution import MAX_STUCK_S, BatchUpdate
+from weir.worker.execution.instance import ModelInstance
+from weir.worker.execution.response_writer import MAX_INLINE_RESPONSE_BYTES
+from weir.worker.execution.running_batch import RunningBatch
 
 
 class Microbatch:

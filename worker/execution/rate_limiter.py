@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
-from schemas.config.model_config import ModelRateLimiter as RateLimiterConfig
-from schemas.core.errors import invalid
+from weir.schemas.config.model_config import ModelRateLimiter as RateLimiterConfig
+from weir.schemas.core.errors import invalid
 
 logger = logging.getLogger("weir.worker")
 

@@ -12,15 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from bus.naming.identity import lies_elsewhere, shares_memory
-from bus.payloads.fetch_plan import Loss, Outcome
-from bus.payloads.fetcher import PayloadFetcher
-from runtime.containment import contained
-from schemas.core.errors import WeirError
-from schemas.core.tensors import PayloadRef
-from schemas.wire.messages import NO_REPLY, BatchMessage
-from schemas.wire.request_body import body_ref, unpack_body
-from worker.execution.running_batch import RunningBatch
+from weir.bus.naming.identity import lies_elsewhere, shares_memory
+from weir.bus.payloads.fetch_plan import Loss, Outcome
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.tensors import PayloadRef
+from weir.schemas.wire.messages import NO_REPLY, BatchMessage
+from weir.schemas.wire.request_body import body_ref, unpack_body
+from weir.worker.execution.running_batch import RunningBatch
 
 _MAX_GATEWAYS = 4096
 

@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from bus.naming.identity import shares_memory
-from bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
-from runtime.containment import contained, report
-from schemas.core.errors import WeirError, internal, unavailable
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.messages import BatchEntry, ResponseRun, Timestamps, pack_error, pack_response, pack_responses
-from worker.backend_api.interface import Result
+from weir.bus.naming.identity import shares_memory
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
+from weir.runtime.containment import contained, report
+from weir.schemas.core.errors import WeirError, internal, unavailable
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.messages import BatchEntry, ResponseRun, Timestamps, pack_error, pack_response, pack_responses
+from weir.worker.backend_api.interface import Result
 
 MAX_INLINE_RESPONSE_BYTES = 4 << 20
 """Outputs of one response that may travel inside a message if there is no room in shared memory. A message with several
@@ -40,7 +40,7 @@ def pack_rows(version: int, rows: Sequence[tuple[Any, ...]]) -> bytes:
     try:
         return pack_responses(version, rows)
     except Exception as error:  # noqa: BLE001 - what a model made may be anything; its other requests are answered
-        report("worker.execution.response_writer: packing the responses of a batch", error)
+        report("weir.worker.execution.response_writer: packing the responses of a batch", error)
         return pack_responses(version, [_packable(version, row) for row in rows])
 
 
@@ -80,7 +80,7 @@ class ResponseWriter:
         timestamps: Timestamps | None = None,
         run: ResponseRun | None = None,
     ) -> tuple[Any, ...]:
-        """The row of a responses message for the entry's result (see `schemas.wire.messages.ResponseEnvelope`).
+        """The row of a responses message for the entry's result (see `weir.schemas.wire.messages.ResponseEnvelope`).
 
         Large outputs are copied now, the others when the message is packed.
         """

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from bus.payloads.fetch_plan import Outcome
-from schemas.core.tensors import PayloadRef
-from schemas.wire.messages import BatchMessage, Timestamps
-from telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
-from worker.backend_api.interface import Execution
+from weir.bus.payloads.fetch_plan import Outcome
+from weir.schemas.core.tensors import PayloadRef
+from weir.schemas.wire.messages import BatchMessage, Timestamps
+from weir.telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
+from weir.worker.backend_api.interface import Execution
 
 _NO_SEQUENCES: Mapping[int, int | str] = MappingProxyType({})
 
@@ -73,7 +73,7 @@ class RunningBatch:
 def trace_timestamps(batch: RunningBatch, index: int, execution: Execution) -> Timestamps:
     """Triton's trace timestamps of the request at `index` of the batch, in Unix nanoseconds, up to its response.
 
-    With them come the facts about its batch that `schemas.wire.messages.Timestamps` lists.
+    With them come the facts about its batch that `weir.schemas.wire.messages.Timestamps` lists.
     """
     now_ns = time.monotonic_ns()
     to_unix = time.time_ns() - now_ns

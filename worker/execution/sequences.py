@@ -24,18 +24,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.kv.sequence_states import SequenceStates, Wanted
-from bus.links.framing import Outgoing
-from bus.naming import subjects
-from repository.paths import MAX_TENSOR_FILE_BYTES, read_small_file
-from schemas.config.model_config import ModelConfig, SequenceControl, SequenceState
-from schemas.core.errors import Reason, WeirError, internal, invalid, unavailable
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
-from schemas.core.tensors import BY_CONFIG_NAME, Tensor
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
-from schemas.wire.transfers import pack_state, unpack_state
-from worker.backend_api.interface import Result
+from weir.bus.kv.sequence_states import SequenceStates, Wanted
+from weir.bus.links.framing import Outgoing
+from weir.bus.naming import subjects
+from weir.repository.paths import MAX_TENSOR_FILE_BYTES, read_small_file
+from weir.schemas.config.model_config import ModelConfig, SequenceControl, SequenceState
+from weir.schemas.core.errors import Reason, WeirError, internal, invalid, unavailable
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
+from weir.schemas.core.tensors import BY_CONFIG_NAME, Tensor
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
+from weir.schemas.wire.transfers import pack_state, unpack_state
+from weir.worker.backend_api.interface import Result
 
 logger = logging.getLogger("weir.worker")
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bus.naming.identity import shares_memory
-from bus.payloads.client_regions import RegionError, read_region, write_region
-from schemas.core.errors import ErrorCode, WeirError, internal, invalid, unavailable
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import (
+from weir.bus.naming.identity import shares_memory
+from weir.bus.payloads.client_regions import RegionError, read_region, write_region
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid, unavailable
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import (
     MAX_WALKED_BYTES,
     ClientRef,
     CudaRegionRef,
@@ -30,8 +30,8 @@ from schemas.core.tensors import (
     check_strings,
     element_count,
 )
-from worker.backend_api.interface import Result
-from worker.devices.cuda_shared_memory import CudaRegions, MappedRegion
+from weir.worker.backend_api.interface import Result
+from weir.worker.devices.cuda_shared_memory import CudaRegions, MappedRegion
 
 MAX_REGION_TENSOR_BYTES = 2**31 - 1
 """The size limit of an input in a client's memory: the same as that of a gRPC message."""

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from schemas.config.model_config import ModelConfig
-from schemas.wire.statistics import FAILURE_REASONS
-from telemetry.instruments import BoundedHistogram, DurationHistogram, RecentDurations
-from telemetry.metrics_config import MetricsConfig
-from worker.backend_api.interface import Execution, Result
-from worker.execution.running_batch import RunningBatch
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.statistics import FAILURE_REASONS
+from weir.telemetry.instruments import BoundedHistogram, DurationHistogram, RecentDurations
+from weir.telemetry.metrics_config import MetricsConfig
+from weir.worker.backend_api.interface import Execution, Result
+from weir.worker.execution.running_batch import RunningBatch
 
 FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
 FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
@@ -57,7 +57,7 @@ class LatencyObserver:
                     self._summaries[name].add(phase_us, requests)
 
     def snapshot(self) -> dict[str, Any]:
-        """The fields `summaries` and `first_response_ms` of `schemas.wire.statistics.VersionCounters`."""
+        """The fields `summaries` and `first_response_ms` of `weir.schemas.wire.statistics.VersionCounters`."""
         with self._lock:
             summaries: dict[str, Any] = {name: summary.snapshot() for name, summary in self._summaries.items()}
             first = None if self._first_response is None else self._first_response.snapshot()
@@ -238,7 +238,7 @@ class ModelStatistics:
                 self.gpu_memory[gpu] = self.gpu_memory.get(gpu, 0) + size_bytes
 
     def snapshot(self) -> dict[str, Any]:
-        """All counters as the fields of `schemas.wire.statistics.VersionCounters`."""
+        """All counters as the fields of `weir.schemas.wire.statistics.VersionCounters`."""
         observed = {} if self.latencies is None else self.latencies.snapshot()
         with self._lock:
             return {

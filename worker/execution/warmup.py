@@ -16,16 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from repository.paths import MAX_TENSOR_FILE_BYTES, path_inside, read_small_file
-from repository.problems import ConfigProblem
-from schemas.config.model_config import ModelWarmup, WarmupInput
-from schemas.core.errors import WeirError, internal, invalid, unavailable
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import BY_CONFIG_NAME, Datatype, Tensor
-from schemas.kserve.normalizer import RequestNormalizer
-from schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, BatchOutcome
-from schemas.wire.request_body import pack_body
-from worker.backend_api.interface import (
+from weir.repository.paths import MAX_TENSOR_FILE_BYTES, path_inside, read_small_file
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import ModelWarmup, WarmupInput
+from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import BY_CONFIG_NAME, Datatype, Tensor
+from weir.schemas.kserve.normalizer import RequestNormalizer
+from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, BatchOutcome
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import (
     DeviceLost,
     Execution,
     ExecutionHandle,
@@ -34,8 +34,8 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.running_batch import RunningBatch
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.running_batch import RunningBatch
 
 logger = logging.getLogger("weir.worker")
 

@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from repository.paths import check_model_name
-from repository.stores.store import StoredModel, StoreError
-from runtime.containment import contained, report
-from schemas.core.errors import WeirError
-from worker.lifecycle.downloads import Downloads, DownloadSource
+from weir.repository.paths import check_model_name
+from weir.repository.stores.store import StoredModel, StoreError
+from weir.runtime.containment import contained, report
+from weir.schemas.core.errors import WeirError
+from weir.worker.lifecycle.downloads import Downloads, DownloadSource
 
 logger = logging.getLogger("weir.worker")
 
@@ -130,7 +130,7 @@ class CloudMirror:
                     return
                 except Exception as error:  # noqa: BLE001 - an invalid model must not affect the others
                     if not isinstance(error, (WeirError, OSError)):
-                        report("worker.lifecycle.cloud_mirror: fetching a model", error)
+                        report("weir.worker.lifecycle.cloud_mirror: fetching a model", error)
                     is_passing = isinstance(error, StoreError) and (error.has_changed or error.is_transient)
                     if not is_passing or attempt == ATTEMPTS:
                         self._report(name, error)

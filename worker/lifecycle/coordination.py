@@ -7,13 +7,13 @@ import logging
 import time
 from collections.abc import Collection, Mapping
 
-from bus.naming import subjects
-from bus.nats.connection import Bus, Message
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.model_control import DrainMessage
-from schemas.wire.registry import ModelRecord, ModelState
-from worker.backend_api.inference_client import InferenceClient
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.model_control import DrainMessage
+from weir.schemas.wire.registry import ModelRecord, ModelState
+from weir.worker.backend_api.inference_client import InferenceClient
 
 logger = logging.getLogger("weir.worker")
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from repository.stores.store import ModelStore, StoredFile, StoredModel, StoreError
-from schemas.wire.model_control import PushedFile, PushedModel
-from worker.lifecycle.mirror_folder import HeldContents, MirrorFolder
-from worker.lifecycle.store_cache import PartialFile, StoreCache
+from weir.repository.stores.store import ModelStore, StoredFile, StoredModel, StoreError
+from weir.schemas.wire.model_control import PushedFile, PushedModel
+from weir.worker.lifecycle.mirror_folder import HeldContents, MirrorFolder
+from weir.worker.lifecycle.store_cache import PartialFile, StoreCache
 
 logger = logging.getLogger("weir.worker")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from schemas.config.model_config import InstanceGroup, ModelConfig
-from schemas.config.parameters import PARTITIONS, partitions_of
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from schemas.wire.registry import MAX_INSTANCES
-from worker.backend_api.interface import InstanceDevice
-from worker.devices.gpus import CPU_ONLY, WorkerDevices
-from worker.devices.host_policy import NO_POLICIES, HostPolicies
+from weir.schemas.config.model_config import InstanceGroup, ModelConfig
+from weir.schemas.config.parameters import PARTITIONS, partitions_of
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.schemas.wire.registry import MAX_INSTANCES
+from weir.worker.backend_api.interface import InstanceDevice
+from weir.worker.devices.gpus import CPU_ONLY, WorkerDevices
+from weir.worker.devices.host_policy import NO_POLICIES, HostPolicies
 
 
 class PlannedInstance(NamedTuple):

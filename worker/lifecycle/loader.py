@@ -13,10 +13,10 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple, cast
 
-from repository.completion import DescribedModel, completed_fields
-from repository.config_text import located
-from repository.content_digests import ContentDigests
-from repository.layout import (
+from weir.repository.completion import DescribedModel, completed_fields
+from weir.repository.config_text import located
+from weir.repository.content_digests import ContentDigests
+from weir.repository.layout import (
     CONFIG_FILE,
     Files,
     Fingerprint,
@@ -26,22 +26,22 @@ from repository.layout import (
     folder_fingerprint,
     select_versions,
 )
-from repository.loading import ConfigSource, read_config, resolve_config
-from repository.paths import read_labels
-from repository.problems import ConfigProblem
-from schemas.config.model_config import InstanceGroup, ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, internal, invalid
-from schemas.wire.registry import UNLOADED, ModelState, VersionRecord
-from worker.backend_api.config_support import check_supported
-from worker.backend_api.interface import Backend, ModelVersion, VersionLoader
-from worker.backend_api.version_health import VersionHealth
-from worker.backends.isolation.backend import isolate_if_wanted
-from worker.backends.registry import BackendRegistry
-from worker.ensembles.backend import EnsembleBackend, InvalidEnsemble
-from worker.execution.instance import ModelEnvironment
-from worker.lifecycle.instance_plan import NotPlacedHere, check_devices, check_partitions, runs_elsewhere
-from worker.lifecycle.served_version import ServedVersion
-from worker.repository_agents.agents import AppliedAgents
+from weir.repository.loading import ConfigSource, read_config, resolve_config
+from weir.repository.paths import read_labels
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import InstanceGroup, ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
+from weir.schemas.wire.registry import UNLOADED, ModelState, VersionRecord
+from weir.worker.backend_api.config_support import check_supported
+from weir.worker.backend_api.interface import Backend, ModelVersion, VersionLoader
+from weir.worker.backend_api.version_health import VersionHealth
+from weir.worker.backends.isolation.backend import isolate_if_wanted
+from weir.worker.backends.registry import BackendRegistry
+from weir.worker.ensembles.backend import EnsembleBackend, InvalidEnsemble
+from weir.worker.execution.instance import ModelEnvironment
+from weir.worker.lifecycle.instance_plan import NotPlacedHere, check_devices, check_partitions, runs_elsewhere
+from weir.worker.lifecycle.served_version import ServedVersion
+from weir.worker.repository_agents.agents import AppliedAgents
 
 logger = logging.getLogger("weir.worker")
 

@@ -1,6 +1,6 @@
 """`RepositoryMirrors`: the local copies of the repositories of a worker that are not local.
 
-`RepositoryMirror` keeps a folder equal to a repository in NATS; `worker.lifecycle.cloud_mirror` does it for one in an
+`RepositoryMirror` keeps a folder equal to a repository in NATS; `weir.worker.lifecycle.cloud_mirror` does it for one in an
 object store.
 """
 
@@ -16,19 +16,19 @@ from weakref import WeakValueDictionary
 
 from nats.errors import Error as NatsError
 
-from bus.kv.pushed_models import PushedModels
-from bus.naming import subjects
-from bus.nats.connection import Bus, Message
-from repository.stores.addresses import is_cloud_address, parse_address
-from repository.stores.cloud import CloudStore
-from runtime.containment import contained, report
-from schemas.core.errors import WeirError, invalid
-from schemas.core.names import repository_of
-from schemas.wire.model_control import PushedFile, PushedModel
-from worker.lifecycle.cloud_mirror import CloudMirror
-from worker.lifecycle.downloads import DownloadProgress, Downloads, DownloadSource
-from worker.lifecycle.mirror_folder import MirrorFolder
-from worker.lifecycle.store_cache import StoreCache
+from weir.bus.kv.pushed_models import PushedModels
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.repository.stores.addresses import is_cloud_address, parse_address
+from weir.repository.stores.cloud import CloudStore
+from weir.runtime.containment import contained, report
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.names import repository_of
+from weir.schemas.wire.model_control import PushedFile, PushedModel
+from weir.worker.lifecycle.cloud_mirror import CloudMirror
+from weir.worker.lifecycle.downloads import DownloadProgress, Downloads, DownloadSource
+from weir.worker.lifecycle.mirror_folder import MirrorFolder
+from weir.worker.lifecycle.store_cache import StoreCache
 
 logger = logging.getLogger("weir.worker")
 
@@ -83,7 +83,7 @@ class RepositoryMirror:
                 return
             except Exception as error:  # noqa: BLE001 - an invalid model must not affect the others
                 if not isinstance(error, (WeirError, NatsError, OSError, TimeoutError)):
-                    report("worker.lifecycle.mirror: fetching a model", error)
+                    report("weir.worker.lifecycle.mirror: fetching a model", error)
                 reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
                 logger.error("'%s' can't be fetched from repository '%s': %s", name, self._pushed.name, reason)
                 self.problems[name] = f"failed to fetch it from repository '{self._pushed.name}': {reason}"

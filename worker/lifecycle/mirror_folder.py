@@ -19,10 +19,10 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from repository.paths import check_model_name
-from runtime.locked_folder import LockedFolder, remove_abandoned_folders
-from schemas.core.errors import unavailable
-from schemas.wire.model_control import PushedFile, PushedModel, is_inside
+from weir.repository.paths import check_model_name
+from weir.runtime.locked_folder import LockedFolder, remove_abandoned_folders
+from weir.schemas.core.errors import unavailable
+from weir.schemas.wire.model_control import PushedFile, PushedModel, is_inside
 
 logger = logging.getLogger("weir.worker")
 

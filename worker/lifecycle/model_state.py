@@ -2,7 +2,7 @@
 
 `ManagedModel` is the state of one model between loads and unloads, `ManagedModels` the table of them, with one operation
 at a time for each, and `RecordPublisher` writes their records to the registry. What changes the state is in
-`worker.lifecycle.transitions`, what decides about it in `worker.lifecycle.reconciler`.
+`weir.worker.lifecycle.transitions`, what decides about it in `weir.worker.lifecycle.reconciler`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
-from runtime.containment import contained, report
-from schemas.core.errors import ErrorCode, WeirError, internal
-from schemas.wire.model_control import WantedModel
-from schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
-from worker.lifecycle.loader import LoadResult
-from worker.lifecycle.override_folder import OverrideFolder
-from worker.lifecycle.served_version import ServedVersion
+from weir.runtime.containment import contained, report
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.wire.model_control import WantedModel
+from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
+from weir.worker.lifecycle.loader import LoadResult
+from weir.worker.lifecycle.override_folder import OverrideFolder
+from weir.worker.lifecycle.served_version import ServedVersion
 
 logger = logging.getLogger("weir.worker")
 
@@ -175,7 +175,7 @@ def _first_failure(result: LoadResult) -> str:
 
 
 class RecordWriter(Protocol):
-    """Writes records to the registry: implemented by `worker.service.WorkerService`."""
+    """Writes records to the registry: implemented by `weir.worker.service.WorkerService`."""
 
     async def write_model(self, record: ModelRecord) -> None:
         """Writes the record of a model."""
@@ -268,7 +268,7 @@ class ManagedModels:
                 try:
                     yield model
                 except Exception as error:  # noqa: BLE001 - a failure of one model must not affect others
-                    report("worker.lifecycle.model_state: an operation on a model", error)
+                    report("weir.worker.lifecycle.model_state: an operation on a model", error)
                     model.fail(error)
                     await self.records.publish(model)
         finally:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from repository.paths import check_model_name
-from runtime.locked_folder import LockedFolder
-from schemas.core.errors import WeirError, invalid, unavailable
+from weir.repository.paths import check_model_name
+from weir.runtime.locked_folder import LockedFolder
+from weir.schemas.core.errors import WeirError, invalid, unavailable
 
 PREFIX = "weir-model-"
 """The prefix of the folders' names."""

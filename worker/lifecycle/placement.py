@@ -1,7 +1,7 @@
 """`ModelPlacement`: which of the models that declare resource needs this worker should load, given the other workers.
 
 Each worker publishes in its record which of these models it could load (its *offers*). All workers read the same records
-and compute the same plan from them (`worker.lifecycle.placement_rules`), so no worker has to coordinate with another.
+and compute the same plan from them (`weir.worker.lifecycle.placement_rules`), so no worker has to coordinate with another.
 Without a model that declares needs, nothing is published and the registry is not watched.
 """
 
@@ -11,19 +11,19 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from bus.kv.registry import WorkerView
-from repository.layout import FoundModel
-from repository.loading import config_bytes, read_config
-from runtime.containment import contained
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import ModelNeeds, ParameterError, ResourceAmounts, needs_of
-from schemas.core.errors import WeirError, unavailable
-from schemas.wire.registry import UNLOADED, ModelOffer, ModelRecord, ModelState
-from worker.backend_api.inference_client import InferenceClient
-from worker.devices.gpus import WorkerDevices
-from worker.lifecycle.instance_plan import runs_elsewhere
-from worker.lifecycle.model_state import ManagedModel, ManagedModels
-from worker.lifecycle.placement_rules import Holding, PlacementStep, Plan, WorkerFacts, plan, shortage, steps
+from weir.bus.kv.registry import WorkerView
+from weir.repository.layout import FoundModel
+from weir.repository.loading import config_bytes, read_config
+from weir.runtime.containment import contained
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import ModelNeeds, ParameterError, ResourceAmounts, needs_of
+from weir.schemas.core.errors import WeirError, unavailable
+from weir.schemas.wire.registry import UNLOADED, ModelOffer, ModelRecord, ModelState
+from weir.worker.backend_api.inference_client import InferenceClient
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.lifecycle.instance_plan import runs_elsewhere
+from weir.worker.lifecycle.model_state import ManagedModel, ManagedModels
+from weir.worker.lifecycle.placement_rules import Holding, PlacementStep, Plan, WorkerFacts, plan, shortage, steps
 
 OFFERS_TIMEOUT_S = 0.5
 """How long a load waits for the offers of the other workers."""

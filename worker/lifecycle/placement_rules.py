@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import lru_cache
 
-from schemas.config.parameters import ModelNeeds, ResourceAmounts
+from weir.schemas.config.parameters import ModelNeeds, ResourceAmounts
 
 Plan = dict[str, frozenset[str]]
 """The workers that should serve each model; empty for a model that fits on no worker."""

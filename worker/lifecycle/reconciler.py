@@ -10,7 +10,7 @@ The desired state of a model has four sources, each of which leads to operations
 | composing models | ensembles, by `DependencyWatcher` | unload an ensemble without its models, load it when they return |
 
 Operations on one model run one after another, operations on different models at the same time (`ManagedModels.turn`). How
-an operation changes versions and instances is in `worker.lifecycle.transitions`.
+an operation changes versions and instances is in `weir.worker.lifecycle.transitions`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from repository.layout import DUPLICATE, FoundModel, model_fingerprint
-from runtime.containment import contained, report
-from schemas.core.errors import WeirError, invalid
-from schemas.core.names import plain_name
-from schemas.wire.model_control import DesiredModel, WantedModel
-from schemas.wire.registry import ModelState, VersionRecord
-from worker.ensembles.dependencies import DependencyAction
-from worker.lifecycle.loader import release_agents
-from worker.lifecycle.model_state import ManagedModel, OperationTasks
-from worker.lifecycle.placement_rules import PlacementStep
-from worker.lifecycle.transitions import LifecycleContext, ModelTransitions
+from weir.repository.layout import DUPLICATE, FoundModel, model_fingerprint
+from weir.runtime.containment import contained, report
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.names import plain_name
+from weir.schemas.wire.model_control import DesiredModel, WantedModel
+from weir.schemas.wire.registry import ModelState, VersionRecord
+from weir.worker.ensembles.dependencies import DependencyAction
+from weir.worker.lifecycle.loader import release_agents
+from weir.worker.lifecycle.model_state import ManagedModel, OperationTasks
+from weir.worker.lifecycle.placement_rules import PlacementStep
+from weir.worker.lifecycle.transitions import LifecycleContext, ModelTransitions
 
 logger = logging.getLogger("weir.worker")
 
@@ -142,7 +142,7 @@ class ModelReconciler:
                 *(self._unload_deleted(name) for name in deleted),
             )
         except Exception as error:  # noqa: BLE001 - the next poll may succeed; the worker serves on
-            report("worker.lifecycle.reconciler: polling the repositories", error)
+            report("weir.worker.lifecycle.reconciler: polling the repositories", error)
 
     async def _scan(self) -> dict[str, FoundModel]:
         """The models in the repositories. Logs when a repository becomes unreadable and when it is readable again."""

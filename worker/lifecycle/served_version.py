@@ -10,18 +10,18 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from runtime.limits.process_limits import computing_threads
-from schemas.core.errors import WeirError
-from schemas.wire.registry import MAX_INSTANCES, MAX_PROBLEM_LENGTH, ModelState, VersionRecord
-from worker.backend_api.interface import LoadedModel, ModelVersion, VersionLoader
-from worker.ensembles.backend import EnsembleModel
-from worker.ensembles.instance import EnsembleInstance
-from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from worker.execution.rate_limiter import needs_of
-from worker.execution.sequences import StateDeclarations
-from worker.execution.statistics import ModelStatistics, observer_for
-from worker.execution.warmup import WarmUpSample, warm_up_samples
-from worker.lifecycle.instance_plan import PlannedInstance, planned_instances, used_gpus
+from weir.runtime.limits.process_limits import computing_threads
+from weir.schemas.core.errors import WeirError
+from weir.schemas.wire.registry import MAX_INSTANCES, MAX_PROBLEM_LENGTH, ModelState, VersionRecord
+from weir.worker.backend_api.interface import LoadedModel, ModelVersion, VersionLoader
+from weir.worker.ensembles.backend import EnsembleModel
+from weir.worker.ensembles.instance import EnsembleInstance
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.rate_limiter import needs_of
+from weir.worker.execution.sequences import StateDeclarations
+from weir.worker.execution.statistics import ModelStatistics, observer_for
+from weir.worker.execution.warmup import WarmUpSample, warm_up_samples
+from weir.worker.lifecycle.instance_plan import PlannedInstance, planned_instances, used_gpus
 
 MAX_STARTING = max(4, computing_threads())
 """Instances of a version that are created at a time, if its backend supports that."""

@@ -23,8 +23,8 @@ from typing import Any, Self
 
 import msgspec
 
-from repository.stores.store import StoredFile, StoredModel
-from worker.lifecycle.mirror_folder import HeldContents, MirrorFolder
+from weir.repository.stores.store import StoredFile, StoredModel
+from weir.worker.lifecycle.mirror_folder import HeldContents, MirrorFolder
 
 _UNUSED_S = 7 * 86_400.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -9,7 +9,7 @@
 ```
 
 `ModelTransitions` does what it is asked to, always inside the model's turn (`ManagedModels.turn`). What is to be done
-about a model, and when, is decided in `worker.lifecycle.reconciler`.
+about a model, and when, is decided in `weir.worker.lifecycle.reconciler`.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from typing import NamedTuple, Protocol
 from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
-from bus.kv.desired_models import DesiredModels
-from bus.kv.model_files import ModelFiles
-from repository.dependencies import composing_models
-from repository.layout import FoundModel, folder_fingerprint, model_fingerprint
-from runtime.containment import contained
-from schemas.config.parameters import partitions_of
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from schemas.core.names import plain_name
-from schemas.wire.model_control import WantedModel
-from schemas.wire.registry import ModelState, VersionRecord
-from worker.ensembles.dependencies import DependencyWatcher
-from worker.lifecycle.coordination import DrainCoordinator, RollingReload
-from worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure, release_agents
-from worker.lifecycle.mirror import RepositoryMirrors
-from worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks
-from worker.lifecycle.override_folder import OverrideFolder
-from worker.lifecycle.placement import ModelPlacement
-from worker.lifecycle.served_version import ServedVersion
-from worker.repository_agents.agents import AppliedAgents
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.kv.model_files import ModelFiles
+from weir.repository.dependencies import composing_models
+from weir.repository.layout import FoundModel, folder_fingerprint, model_fingerprint
+from weir.runtime.containment import contained
+from weir.schemas.config.parameters import partitions_of
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.schemas.core.names import plain_name
+from weir.schemas.wire.model_control import WantedModel
+from weir.schemas.wire.registry import ModelState, VersionRecord
+from weir.worker.ensembles.dependencies import DependencyWatcher
+from weir.worker.lifecycle.coordination import DrainCoordinator, RollingReload
+from weir.worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure, release_agents
+from weir.worker.lifecycle.mirror import RepositoryMirrors
+from weir.worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks
+from weir.worker.lifecycle.override_folder import OverrideFolder
+from weir.worker.lifecycle.placement import ModelPlacement
+from weir.worker.lifecycle.served_version import ServedVersion
+from weir.worker.repository_agents.agents import AppliedAgents
 
 logger = logging.getLogger("weir.worker")
 
 
 class ModelHost(Protocol):
-    """Sends batches to loaded versions: implemented by `worker.batch_dispatch.BatchDispatcher`."""
+    """Sends batches to loaded versions: implemented by `weir.worker.batch_dispatch.BatchDispatcher`."""
 
     def install(self, result: LoadResult) -> None:
         """Sends batches for the model to these versions from now on."""

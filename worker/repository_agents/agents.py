@@ -1,8 +1,8 @@
 """`AppliedAgents`: the repository agents in a model's configuration, run in order.
 
 `checksum` is built in. Any other agent is the class `RepositoryAgent` in the file `<name>/agent.py` of the folder
-`--repoagent-directory`. Each call of it runs in a process of its own (`worker.repository_agents.runner`), which the kernel
-kills when the worker ends, so an agent that crashes or hangs fails one load and holds up nothing else.
+`--repoagent-directory`. Each call of it runs in a process of its own (`weir.worker.repository_agents.runner`), which the
+kernel kills when the worker ends, so an agent that crashes or hangs fails one load and holds up nothing else.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from repository.paths import check_model_name
-from runtime.child_processes import run_in_group
-from runtime.locked_folder import LockedFolder
-from schemas.config.model_config import ModelConfig, RepositoryAgent
-from schemas.core.errors import WeirError, internal, invalid
-from worker.repository_agents import checksum
+from weir.repository.paths import check_model_name
+from weir.runtime.child_processes import run_in_group
+from weir.runtime.locked_folder import LockedFolder
+from weir.schemas.config.model_config import ModelConfig, RepositoryAgent
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.worker.repository_agents import checksum
 
 logger = logging.getLogger("weir.worker")
 

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from repository.paths import path_inside
-from schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.repository.paths import path_inside
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 
 NAME = "checksum"
 

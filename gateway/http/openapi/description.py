@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from client.catalog import ServedModel
-from gateway.http.openapi.document import document
-from gateway.http.openapi.models import model_paths, model_tag
+from weir.calls.catalog import ServedModel
+from weir.gateway.http.openapi.document import document
+from weir.gateway.http.openapi.models import model_paths, model_tag
 
 MAX_MODEL_BYTES = 64 << 10
 """The largest part of one model; the paths of a model with a larger one are left out."""

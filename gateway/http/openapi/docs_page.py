@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.http.routing import Handler, conditional_response, error_response
+from weir.gateway.http.routing import Handler, conditional_response, error_response
 
 DOCS_PATH = "/docs"
 

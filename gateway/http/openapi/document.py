@@ -12,8 +12,8 @@ from typing import Any
 
 from starlette.routing import BaseRoute, Route
 
-from gateway.http.openapi.operations import OPERATIONS, Operation
-from gateway.http.openapi.schemas import ANY_OBJECT, INTEGER, SCHEMAS, TEXT
+from weir.gateway.http.openapi.operations import OPERATIONS, Operation
+from weir.gateway.http.openapi.schemas import ANY_OBJECT, INTEGER, SCHEMAS, TEXT
 
 _MODEL_PATH = re.compile(r"^/v2/models/\{model\}(/versions/\{version\})?(?!/trace)")
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")

@@ -11,15 +11,15 @@ from urllib.parse import quote
 
 import orjson
 
-from client.catalog import ServedModel
-from gateway.http.openapi.document import BINARY_TENSORS, EVENTS, HEADERS, TEXTS, content, error_responses
-from gateway.http.openapi.operations import OPERATIONS
-from gateway.http.openapi.schemas import ANY_OBJECT, TEXT, array_of, object_of
-from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
-from schemas.core.errors import WeirError
-from schemas.core.names import namespace_of
-from schemas.core.tensors import BY_CONFIG_NAME
-from schemas.kserve.sample_inputs import declared_inputs, needs_binary_outputs, sample_body, sample_tensors
+from weir.calls.catalog import ServedModel
+from weir.gateway.http.openapi.document import BINARY_TENSORS, EVENTS, HEADERS, TEXTS, content, error_responses
+from weir.gateway.http.openapi.operations import OPERATIONS
+from weir.gateway.http.openapi.schemas import ANY_OBJECT, TEXT, array_of, object_of
+from weir.schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.names import namespace_of
+from weir.schemas.core.tensors import BY_CONFIG_NAME
+from weir.schemas.kserve.sample_inputs import declared_inputs, needs_binary_outputs, sample_body, sample_tensors
 
 MAX_DIMENSIONS = 1024
 """Tensors of one model, and their dimensions, that the document describes; for a larger model it has no paths."""

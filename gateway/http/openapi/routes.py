@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.context import GatewayContext
-from gateway.http.openapi.description import ApiDescription
-from gateway.http.openapi.docs_page import docs_routes
-from gateway.http.routing import conditional_response, get
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.openapi.description import ApiDescription
+from weir.gateway.http.openapi.docs_page import docs_routes
+from weir.gateway.http.routing import conditional_response, get
 
 DOCUMENT_PATH = "/openapi.json"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schemas.core.tensors import DATATYPES
+from weir.schemas.core.tensors import DATATYPES
 
 
 def object_of(required: str = "", /, **properties: Any) -> dict[str, Any]:

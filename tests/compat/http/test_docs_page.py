@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.http.openapi.docs_page import VENDOR
 from tests.support.clients.browser import chromium, page, page_problems, save_picture
 from tests.support.models import zoo
 from tests.support.models.http import serving
 from tests.support.servers.weir_server import Server
+from weir.gateway.http.openapi.docs_page import VENDOR
 
 __all__ = ["chromium", "page", "page_problems"]
 

@@ -16,10 +16,10 @@ import pytest
 import tritonclient.http
 import tritonclient.http.aio
 
-from schemas.core.tensors import DATATYPES
 from tests.support.models import zoo as model_zoo
 from tests.support.models.http import serving, write
 from tests.support.servers.weir_server import Server
+from weir.schemas.core.tensors import DATATYPES
 
 LENGTH = "inference-header-content-length"
 JSON_DATATYPES = [name for name in DATATYPES if name not in ("FP16", "BF16")]

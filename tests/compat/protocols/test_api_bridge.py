@@ -12,15 +12,15 @@ from typing import Any
 import nats
 import pytest
 
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from client.gateway_api import GatewayApi, Response
-from gateway.nats.api_bridge import MAX_IN_FLIGHT
-from schemas.core.errors import WeirError
-from schemas.wire.gateway_api import ApiResponse
 from tests.support.models.zoo import write_identity, write_streamer
 from tests.support.servers.nats import GivenNats
 from tests.support.servers.weir_server import Server
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.calls.gateway_api import GatewayApi, Response
+from weir.gateway.nats.api_bridge import MAX_IN_FLIGHT
+from weir.schemas.core.errors import WeirError
+from weir.schemas.wire.gateway_api import ApiResponse
 
 KEY = {"admin-key": "secret"}
 

@@ -14,7 +14,6 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 from onnx import helper
 
-from schemas.core.tensors import DATATYPES
 from tests.support.clients.shared_memory import (
     EXISTS,
     INTERNAL,
@@ -39,6 +38,7 @@ from tests.support.models.zoo import (
 )
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.schemas.core.tensors import DATATYPES
 
 SHM = Path("/dev/shm")
 

@@ -14,11 +14,11 @@ import pytest
 from onnx import TensorProto, helper, load, save
 from tritonclient.utils import InferenceServerException
 
-from schemas.core.tensors import pack_bytes
 from tests.support.clients.stock import grpc_inputs
 from tests.support.models.zoo import Tensors, write_graph, write_model, write_python_model
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.schemas.core.tensors import pack_bytes
 
 FULL = "dynamic_batching { max_queue_delay_microseconds: 5000000 }"
 """Batches wait until they are full, which they will be."""

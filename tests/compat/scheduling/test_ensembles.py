@@ -17,7 +17,6 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from repository.config_text import config_to_json, parse_config
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.ensembles import (
     CHAIN,
@@ -30,6 +29,7 @@ from tests.support.models.ensembles import (
 )
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.repository.config_text import config_to_json, parse_config
 
 FAIL, RAISE, LACK, MARK = 1001, 1003, 1005, 1007
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
 from tests.support.clients.inference_caller import Caller, Heard, array_of, run_with_caller
 from tests.support.models.zoo import write_slow, write_streamer
 from tests.support.servers.weir_server import Server
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
 
 ORDERED, UNORDERED, STREAMS = "ordered", "unordered", "ordered_streams"
 

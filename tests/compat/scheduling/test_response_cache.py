@@ -17,7 +17,6 @@ import tritonclient.grpc
 from nats.js.errors import NotFoundError
 from tritonclient.utils import InferenceServerException
 
-from bus.naming import subjects
 from tests.support.clients.shared_memory import memory
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.zoo import SOURCES, write_python_model
@@ -25,6 +24,7 @@ from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.gateway import OwnGateway, own_gateway
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.bus.naming import subjects
 
 CACHE_BYTES = 2_000_000
 CACHED, PLAIN, ORDERED, RELOADED, SHARED = "cached", "plain", "ordered_cached", "reloaded", "shared"

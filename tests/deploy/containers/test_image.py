@@ -96,14 +96,14 @@ def test_modules_are_compiled(idle: Container) -> None:
 _NOT_COMPILED = """
 import importlib.util, pathlib, sysconfig
 root = pathlib.Path(sysconfig.get_path("purelib"))
-print([str(path) for name in ("gateway", "bus", "weir", "grpc", "numpy") for path in (root / name).rglob("*.py")
+print([str(path) for name in ("weir", "grpc", "numpy") for path in (root / name).rglob("*.py")
        if not pathlib.Path(importlib.util.cache_from_source(path)).exists()])
 """
 
 
 def test_the_web_files_are_there(idle: Container) -> None:
     root = "/opt/weir/lib/python3.11/site-packages"
-    for name in ("console/web/vendor/preact.mjs", "gateway/http/openapi/vendor/swagger-ui-bundle.js"):
+    for name in ("weir/console/web/vendor/preact.mjs", "weir/gateway/http/openapi/vendor/swagger-ui-bundle.js"):
         assert int(output(idle, "stat", "-c", "%s", f"{root}/{name}")) > 1000
 
 

@@ -8,13 +8,13 @@ import hashlib
 import nats
 from nats.aio.msg import Msg
 
-from bus.naming import subjects
-from bus.naming.durable_subjects import QUEUE_STREAM, event
-from bus.naming.subjects import LIVE_STREAM
 from tests.faults.loads.http_caller import HttpCaller
 from tests.faults.models import DIGEST, bytes_request
 from tests.faults.report import FaultReport
 from tests.faults.scene import Scene, Task, scene
+from weir.bus.naming import subjects
+from weir.bus.naming.durable_subjects import QUEUE_STREAM, event
+from weir.bus.naming.subjects import LIVE_STREAM
 
 _MOST_SEEN = 10_000
 _WAIT_S = 60.0

@@ -11,12 +11,12 @@ import time
 import nats
 from nats.errors import Error as NatsError
 
-from bus.naming import subjects
-from bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM, event
 from tests.faults.loads.http_caller import Answer, HttpCaller
 from tests.faults.models import DIGEST, FRAIL, bytes_request, write_models
 from tests.faults.report import FaultReport
 from tests.faults.scene import Scene, Task, scene
+from weir.bus.naming import subjects
+from weir.bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM, event
 
 _JUNK_BYTES = 4 << 20
 _MOST_JUNK = 400

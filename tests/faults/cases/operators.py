@@ -19,11 +19,11 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
-from bus.naming.durable_subjects import QUEUE_STREAM
 from tests.faults.models import write_models
 from tests.faults.report import FaultReport
 from tests.faults.scene import Scene, Task, scene
 from tests.support.durable.restarting_server import tireless
+from weir.bus.naming.durable_subjects import QUEUE_STREAM
 
 _GONE_S = 15.0
 _FILLS_S = 0.5

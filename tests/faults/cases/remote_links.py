@@ -8,13 +8,13 @@ import signal
 import time
 from pathlib import Path
 
-from bus.naming.identity import HOST_VARIABLE
 from tests.faults.cases.mix import BUSY
 from tests.faults.loads.large import LARGE, LargeLoad
 from tests.faults.pause_points import LINK_FORM_VARIABLE
 from tests.faults.report import FaultReport
 from tests.faults.scene import Scene, Task, scene
 from tests.support.models.zoo import write_identity
+from weir.bus.naming.identity import HOST_VARIABLE
 
 _STEPS = {"worker": ("executing", "answered"), "gateway": ("published", "delivered")}
 _ACTIONS = ("cut", "halve")

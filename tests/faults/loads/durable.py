@@ -11,10 +11,10 @@ import nats
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from bus.naming.durable_subjects import QUEUE_STREAM
 from tests.faults.account import Findings
 from tests.support.durable.checker import Verdict, check
 from tests.support.durable.producer import Share, Told, start
+from weir.bus.naming.durable_subjects import QUEUE_STREAM
 
 _LOOK_S = 0.1
 _BEGINS_S = 60.0

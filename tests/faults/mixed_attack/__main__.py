@@ -24,11 +24,11 @@ from typing import Any
 
 import psutil
 
-from runtime.child_processes import dies_with_parent
 from tests.faults.mixed_attack.attacks import ATTACKS
 from tests.faults.mixed_attack.honest import TIMEOUT_S
 from tests.faults.mixed_attack.models import write_models
 from weir import Server
+from weir.runtime.child_processes import dies_with_parent
 
 ROLES = ("gateway", "scheduler", "worker", "nats-server")
 _ATTACK_END_S = 60.0

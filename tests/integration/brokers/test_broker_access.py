@@ -13,12 +13,12 @@ from typing import Any
 import nkeys
 import pytest
 
-from bus.nats.access import BrokerAccess, BrokerRefused, BrokerServer, without_secrets
-from bus.nats.connection import Bus
-from bus.nats.protocol import Message
-from bus.nats.thread_publisher import ThreadPublisher
 from tests.support.servers.nats import GivenNats, make_certificates
 from tests.support.servers.roles import started
+from weir.bus.nats.access import BrokerAccess, BrokerRefused, BrokerServer, without_secrets
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.protocol import Message
+from weir.bus.nats.thread_publisher import ThreadPublisher
 
 
 @pytest.mark.parametrize(

@@ -15,20 +15,20 @@ from typing import Any
 import nats
 import pytest
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats
-from bus.streams import durability
-from bus.streams.consumers import QueueConsumers
-from bus.streams.declarations import MAX_QUEUES_OF_STREAM, QueueLimits, ensure_durable_streams
-from bus.streams.durability import NO, YES, Durability, DurabilityCheck
-from bus.streams.guard import StreamGuard
-from durable.api.metrics import Backlog, DurableCounters
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import Lane
 from tests.support.servers.nats import GivenNats
 from tests.support.servers.roles import RoleProcess
 from tests.support.waiting import eventually
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats
+from weir.bus.streams import durability
+from weir.bus.streams.consumers import QueueConsumers
+from weir.bus.streams.declarations import MAX_QUEUES_OF_STREAM, QueueLimits, ensure_durable_streams
+from weir.bus.streams.durability import NO, YES, Durability, DurabilityCheck
+from weir.bus.streams.guard import StreamGuard
+from weir.durable.api.metrics import Backlog, DurableCounters
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import Lane
 
 LIMITS = QueueLimits(max_messages=100, max_bytes=1 << 24, result_ttl_s=300.0, result_max_bytes=1 << 24)
 

@@ -17,13 +17,6 @@ from nats.js.api import ObjectInfo
 from nats.js.errors import ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
-from bus.naming.permissions import USERS, allows, nats_conf, permissions
-from bus.nats.connection import Bus
-from bus.nats.replies import ReplyInbox
-from client.gateway_api import GatewayApi
-from cluster.observation.observer import Observation
-from cluster.status.snapshot import ClusterStatus
-from console.collection.view import ClusterView
 from tests.support.clients.producers import Producer, int64_body, value_of
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.sequences import write_checkpointed
@@ -32,7 +25,14 @@ from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.nats import PermittedNats
 from tests.support.servers.roles import Start
 from tests.support.waiting import wait_until
+from weir.bus.naming.permissions import USERS, allows, nats_conf, permissions
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.replies import ReplyInbox
+from weir.calls.gateway_api import GatewayApi
+from weir.cluster.observation.observer import Observation
+from weir.cluster.status.snapshot import ClusterStatus
 from weir.commands.app import main
+from weir.console.collection.view import ClusterView
 
 CACHED = "response_cache { enable: true }"
 

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.naming.identity import new_id
-from bus.nats.access import BrokerAccess, BrokerRefused
-from bus.nats.connection import Bus
-from bus.nats.remote_links import listen_for_links
-from bus.payloads.arena import PayloadArena
-from bus.payloads.fetch_plan import Outcome
-from bus.payloads.fetcher import PayloadFetcher
-from bus.payloads.server import PayloadServer
 from tests.support.clients.stock import http_inputs
 from tests.support.models.zoo import write_identity
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.nats import GivenNats, make_certificates
 from tests.support.servers.roles import RoleProcess, Start
 from tests.support.waiting import wait_until
+from weir.bus.naming.identity import new_id
+from weir.bus.nats.access import BrokerAccess, BrokerRefused
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.remote_links import listen_for_links
+from weir.bus.payloads.arena import PayloadArena
+from weir.bus.payloads.fetch_plan import Outcome
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.server import PayloadServer
 
 LARGE = np.random.default_rng(7).random((1, 1_500_000), np.float32)
 LISTENS = "--payload-listen=127.0.0.1"

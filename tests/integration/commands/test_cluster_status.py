@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.status.snapshot import ClusterStatus
 from tests.support.interrupts import accept_interrupts
 from tests.support.models.zoo import write_identity
 from tests.support.servers.roles import RoleProcess, Start
 from tests.support.servers.weir_server import clean_environment
 from tests.support.waiting import wait_until
+from weir.cluster.status.snapshot import ClusterStatus
 from weir.running_server import BrokerTarget
 from weir.status.display import WIDTH, print_status
 from weir.status.watch import collect_status, exit_status

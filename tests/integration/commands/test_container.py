@@ -19,11 +19,11 @@ import nats
 import psutil
 import pytest
 
-from runtime.limits.budgets import PROCESS_BYTES
-from runtime.limits.process_limits import show_bytes
 from tests.support.control_group import ControlGroup, NoControlGroups, control_group
 from tests.support.models.zoo import write_identity
 from tests.support.servers.weir_server import Server
+from weir.runtime.limits.budgets import PROCESS_BYTES
+from weir.runtime.limits.process_limits import show_bytes
 
 MEMORY_BYTES = 1200 << 20
 SHARED_MEMORY_BYTES = 100 << 20

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from perf.report.document import PerfReport
 from tests.support.models.sequences import write_accumulator
 from tests.support.models.zoo import write_add_sub, write_faulty, write_identity, write_streamer
 from tests.support.servers.forked_commands import WeirProcess, run_weir
 from tests.support.servers.weir_server import Server, clean_environment
 from tests.support.waiting import wait_until
+from weir.perf.report.document import PerfReport
 
 SHORT = ("--measure=0.3", "--warmup=0.1", "--max-windows=1")
 

@@ -20,7 +20,6 @@ from tests.support.models.zoo import write_identity, write_model, write_slow
 from tests.support.servers.weir_server import alive, segments_of
 from tests.support.waiting import wait_until
 from weir import Server, StartError, WeirError
-from weir.own_packages import OWN_PACKAGES
 from weir.server_process import PARENT_PID
 
 BIG = 300_000
@@ -147,7 +146,7 @@ def test_nothing_outlives_the_program(tmp_path: Path, end: str) -> None:
     (tmp_path / "tmp").mkdir()
     write_identity(tmp_path / "models", "identity", "FP32")
     (tmp_path / "project").mkdir()
-    for name in OWN_PACKAGES:  # of the program's own, on its path and on the server's
+    for name in ("schemas", "worker", "client", "jobs", "bus"):  # of the program's own, on its path and on the server's
         (tmp_path / "project" / f"{name}.py").write_text("raise ImportError('not this one')")
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM.format(end=end)), str(tmp_path / "models")],

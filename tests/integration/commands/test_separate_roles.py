@@ -12,7 +12,6 @@ import nats
 import numpy as np
 import pytest
 
-from schemas.wire.statistics import WorkerCounters, unpack_counters
 from tests.support.clients.request_ledger import Ledger
 from tests.support.clients.stock import http_inputs
 from tests.support.models.ensembles import Step, write_ensemble, write_ledger_ensembles
@@ -20,6 +19,7 @@ from tests.support.models.zoo import write_identity, write_slow, write_small_zoo
 from tests.support.servers.roles import Start
 from tests.support.servers.weir_server import clean_environment
 from tests.support.waiting import wait_until
+from weir.schemas.wire.statistics import WorkerCounters, unpack_counters
 
 
 @pytest.mark.timeout(120)

@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 
 ROLE = """
 import json, os, signal, sys, time
-from runtime.readiness import announce_failure, announce_ready, watch_parent
+from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
 
 name, folder, behaviour = sys.argv[1:4]
 drawn = dict(zip(sys.argv[4::2], sys.argv[5::2]))
@@ -67,9 +67,9 @@ while True:
 PARENT = """
 import functools, json, os, sys
 from pathlib import Path
-from bus.nats.embedded_server import EmbeddedNats
-from telemetry.logs import configure_logging
-from runtime.child_processes import RestartPolicy
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.telemetry.logs import configure_logging
+from weir.runtime.child_processes import RestartPolicy
 from weir.supervisor.role import RoleSpec
 from weir.errors import StartError
 from weir.supervisor.supervisor import Supervisor
@@ -412,7 +412,7 @@ def test_serve_tells_a_taken_port_and_a_folder_in_use_in_one_line(tmp_path: Path
         assert complaint(f"--http-port={port}", "--grpc-port=0", "--metrics-port=0") == (
             f"error: can't listen for HTTP requests at 127.0.0.1:{port}: the port is in use\n"
         )
-    from bus.nats.embedded_server import EmbeddedNats
+    from weir.bus.nats.embedded_server import EmbeddedNats
 
     holder = EmbeddedNats(tmp_path / "data")
     holder.start()

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from console.npm.copy_files import CONSOLE, ROOT
 from tests.support.clients.browser import chromium, page, page_problems
 from tests.support.console.large_cluster import LargeCluster
 from tests.support.console.page_server import PageServer, serving_page
+from weir.console.npm.copy_files import CONSOLE, ROOT
 
 __all__ = ["chromium", "page", "page_problems"]
 

@@ -17,15 +17,15 @@ from nats.js import JetStreamContext
 from nats.js.errors import NotFoundError
 from typer.testing import CliRunner, Result
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.acked_publisher import AckedPublisher
-from bus.streams.dead_letters import DeadLetters
-from bus.streams.declarations import QueueLimits, ensure_durable_streams
-from schemas.wire.terminal import Attempt, Outcome, TerminalRecord
 from tests.support.servers.weir_server import clean_environment
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.acked_publisher import AckedPublisher
+from weir.bus.streams.dead_letters import DeadLetters
+from weir.bus.streams.declarations import QueueLimits, ensure_durable_streams
 from weir.commands.app import app
+from weir.schemas.wire.terminal import Attempt, Outcome, TerminalRecord
 
 LIMITS = QueueLimits(max_messages=5, max_bytes=1 << 24, result_ttl_s=3600.0, result_max_bytes=1 << 24)
 LONG_AGO_MS = 60_000

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bus.kv.registry import RegistryWriter
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from scheduler.ownership.controller import OwnershipController
-from scheduler.service.service import SchedulerService
-from schemas.wire.messages import (
+from tests.support.waiting import eventually
+from weir.bus.kv.registry import RegistryWriter
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.scheduler.ownership.controller import OwnershipController
+from weir.scheduler.service.service import SchedulerService
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchMessage,
     BatchOutcome,
@@ -24,8 +25,7 @@ from schemas.wire.messages import (
     RequestEnvelope,
     unpack_responses,
 )
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
-from tests.support.waiting import eventually
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 MODEL = {"name": "model", "max_batch_size": 1, "dynamic_batching": {}}
 

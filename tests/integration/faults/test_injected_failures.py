@@ -1,7 +1,8 @@
 """An unexpected exception at any contained site fails one request at most, even if its callback serves several.
 
-The sites come from the code (`runtime.containment.SITES`), so a new one is tested automatically. A round sends requests
-of all kinds at once: HTTP, gRPC, streams, NATS, events, jobs, ensembles, sequences, and models that call models.
+The sites come from the code (`weir.runtime.containment.SITES`), so a new one is tested automatically. A round sends
+requests of all kinds at once: HTTP, gRPC, streams, NATS, events, jobs, ensembles, sequences, and models that call
+models.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ ROUND_TIMEOUT_S = 15.0
 
 OF_JOBS = "jobs."
 
-WIDE = ("scheduler.service.service:", "client.outbox:")
+WIDE = ("weir.scheduler.service.service:", "weir.calls.outbox:")
 """Sites here serve several requests by nature: the queue of one model, or what one frame carries."""
 
 broken: list[str] = []

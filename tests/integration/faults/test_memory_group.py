@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.child_processes import dies_with_parent
 from tests.faults.memory_group import memory_group
 from tests.faults.report import Skipped
 from tests.support.control_group import ControlGroup
+from weir.runtime.child_processes import dies_with_parent
 
 _EATS = "input(); x = bytearray(160 << 20); print(len(x), flush=True); input()"
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime.child_processes import dies_with_parent
 from tests.support.clients.request_ledger import Ledger
 from tests.support.models.zoo import write_identity, write_slow
 from tests.support.servers.endpoints import Endpoints
@@ -18,6 +17,7 @@ from tests.support.servers.free_ports import free_port
 from tests.support.servers.roles import Start
 from tests.support.servers.weir_server import clean_environment
 from tests.support.waiting import wait_until
+from weir.runtime.child_processes import dies_with_parent
 
 SHARED = ("--reuse-http-port=true", "--reuse-grpc-port=true", "--strict-readiness=false")
 

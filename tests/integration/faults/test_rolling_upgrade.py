@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.naming.permissions import nats_conf
 from tests.support.clients.producers import int64_body, producer, value_of
 from tests.support.clients.request_ledger import Ledger
 from tests.support.clients.request_loop import Ask, RequestLoop
@@ -33,6 +32,7 @@ from tests.support.servers.free_ports import free_port
 from tests.support.servers.nats import PermittedNats
 from tests.support.servers.versions import Installation, VersionedRole, this_version, version_before
 from tests.support.waiting import wait_until
+from weir.bus.naming.permissions import nats_conf
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 

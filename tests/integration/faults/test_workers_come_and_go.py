@@ -18,12 +18,12 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from schemas.wire.statistics import WorkerCounters, unpack_counters
 from tests.support.clients.stock import http_inputs
 from tests.support.models.zoo import write_identity
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import RoleProcess, Start
 from tests.support.waiting import running, wait_until
+from weir.schemas.wire.statistics import WorkerCounters, unpack_counters
 
 HOSTS = ("", "another")
 

@@ -29,7 +29,7 @@ from tests.support.servers.repository import write_adds
 from tests.support.servers.roles import RoleProcess, Start, role_started
 from tests.support.servers.weir_server import Server, clean_environment
 from tests.support.waiting import wait_until
-from worker.lifecycle.downloads import RANGE_BYTES
+from weir.worker.lifecycle.downloads import RANGE_BYTES
 
 pytestmark = [needs_s3, pytest.mark.timeout(120)]
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.support.docs.pages import ROOT
-from worker.backends.onnxruntime.session import NO_CUDA
-from worker.devices.gpus import has_cuda_bindings
+from weir.worker.backends.onnxruntime.session import NO_CUDA
+from weir.worker.devices.gpus import has_cuda_bindings
 
 FAKE_DRIVER = ROOT / "tests" / "support" / "fakes" / "gpu_driver"
 

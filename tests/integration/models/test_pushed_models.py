@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from bus.kv.pushed_models import PIECE_BYTES, PushedModels
-from bus.nats.access import NO_ACCESS
-from bus.nats.connection import Bus
-from schemas.wire.model_control import PushedFile, PushedModel
 from tests.integration.models.test_model_placement import EXPLICIT, opened
 from tests.integration.models.test_reload import write_plus
 from tests.support.clients.stock import http_inputs
@@ -25,10 +21,14 @@ from tests.support.models.zoo import Tensors, write_identity, write_model, write
 from tests.support.servers.roles import Start
 from tests.support.servers.weir_server import clean_environment
 from tests.support.waiting import wait_until
+from weir.bus.kv.pushed_models import PIECE_BYTES, PushedModels
+from weir.bus.nats.access import NO_ACCESS
+from weir.bus.nats.connection import Bus
 from weir.commands import push as pushing
 from weir.errors import StartError
 from weir.options import UsageError
 from weir.running_server import BrokerTarget
+from weir.schemas.wire.model_control import PushedFile, PushedModel
 
 Push = Callable[..., str]
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import tritonclient.grpc
 
-from bus.nats.embedded_server import EmbeddedNats
-from runtime.child_processes import dies_with_parent
-from runtime.readiness import READY_FD
 from tests.support.servers.weir_server import clean_environment
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.readiness import READY_FD
 
 _RUN = """
 import json, sys
-from gateway.main import run
-from gateway.settings import GatewaySettings
+from weir.gateway.main import run
+from weir.gateway.settings import GatewaySettings
 sys.exit(run(GatewaySettings(**json.loads(sys.argv[1]))))
 """
 

@@ -7,9 +7,9 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
-from bus.streams.durability import EMBEDDED
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.servers.weir_server import Server
+from weir.bus.streams.durability import EMBEDDED
 
 Http = tritonclient.http.InferenceServerClient
 Grpc = tritonclient.grpc.InferenceServerClient

@@ -11,16 +11,16 @@ import nats
 import numpy as np
 import pytest
 
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from cluster.observation import observer as module
-from cluster.observation.observer import Observation
-from schemas.wire.observation import BatchReason, TraceReport
 from tests.support.clients.producers import int64_body
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.zoo import write_faulty, write_identity
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import eventually
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.cluster.observation import observer as module
+from weir.cluster.observation.observer import Observation
+from weir.schemas.wire.observation import BatchReason, TraceReport
 
 _names = itertools.count(1)
 

@@ -12,13 +12,13 @@ from typing import Any
 import nats
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.wire.registry import Heartbeat
-from schemas.wire.statistics import VersionCounters, WorkerCounters, unpack_counters
 from tests.support.clients.inference_caller import Caller, Heard, array_of, run_with_caller
 from tests.support.models.zoo import write_streamer
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.wire.registry import Heartbeat
+from weir.schemas.wire.statistics import VersionCounters, WorkerCounters, unpack_counters
 
 ALONE = "streamer"  # a request at a time
 TOGETHER = "together"  # waits for four

@@ -9,12 +9,12 @@ from functools import partial
 import numpy as np
 import pytest
 
-from scheduler.replay import Replay, read_log
 from tests.support.clients.stock import grpc_inputs
 from tests.support.models.ensembles import write_ensemble
 from tests.support.models.zoo import write_identity
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.scheduler.replay import Replay, read_log
 
 STEPS = ("first", "second", "third")
 IN_FLIGHT = 16

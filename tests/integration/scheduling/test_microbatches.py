@@ -12,11 +12,11 @@ import numpy as np
 import psutil
 import pytest
 
-from scheduler.replay import Replay, read_log
 from tests.support.clients.stock import grpc_inputs
 from tests.support.models.zoo import write_python_model
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.scheduler.replay import Replay, read_log
 
 IN_FLIGHT = 64
 TWO = "instance_group [{ count: 2 kind: KIND_CPU }]"

@@ -17,9 +17,6 @@ import nats
 import numpy as np
 import pytest
 
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from schemas.wire.messages import QueueOwner
 from tests.support.clients.sequence_ledger import SequenceLedger
 from tests.support.clients.stock import http_inputs
 from tests.support.models.sequences import write_accumulator
@@ -27,6 +24,9 @@ from tests.support.models.zoo import write_identity
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import RoleProcess, Start
 from tests.support.waiting import running, wait_until
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.schemas.wire.messages import QueueOwner
 
 PARTITIONS = 4
 PARAMETER = f'parameters {{ key: "weir_partitions" value {{ string_value: "{PARTITIONS}" }} }}\n'

@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from bus.naming import subjects
-from schemas.wire.messages import QueueOwner
 from tests.support.clients.request_ledger import Ledger, assert_nothing_lost
 from tests.support.clients.stock import http_inputs
 from tests.support.models.sequences import write_accumulator
@@ -23,6 +21,8 @@ from tests.support.models.zoo import write_small_zoo
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import RoleProcess, Start
 from tests.support.waiting import wait_until
+from weir.bus.naming import subjects
+from weir.schemas.wire.messages import QueueOwner
 
 
 class Cluster:

@@ -37,7 +37,9 @@ def test_what_a_server_recorded_is_replayed(serve: Callable[..., Server], tmp_pa
     assert server.stop() == 0
 
     (path,) = log.glob("slow.*.events")
-    reply = subprocess.run([sys.executable, "-m", "scheduler.replay", path], capture_output=True, text=True, timeout=30)
+    reply = subprocess.run(
+        [sys.executable, "-m", "weir.scheduler.replay", path], capture_output=True, text=True, timeout=30
+    )
     assert reply.returncode == 0, reply.stdout[-2000:] + reply.stderr
     assert f" {CALLS} requests ended, 0 differences" in reply.stdout
     assert "worker_lost" in reply.stdout

@@ -18,12 +18,12 @@ import nats
 import numpy as np
 import pytest
 
-from gateway.grpc.weir_service import SERVICE, message_type
 from tests.support.clients.stock import Answer, RawConnection, grpc_inputs, http_inputs, infer_body, post
 from tests.support.models.zoo import write_python_model, write_versions
 from tests.support.servers.several_gateways import connect, processes_of
 from tests.support.servers.weir_server import Server, clean_environment
 from tests.support.waiting import wait_until
+from weir.gateway.grpc.weir_service import SERVICE, message_type
 
 IN = np.zeros(1, np.float32)
 REQUESTS = 200

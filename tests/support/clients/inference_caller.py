@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from bus.kv.registry import RegistryView
-from bus.naming.identity import new_id
-from bus.nats.connection import Bus
-from bus.payloads.arena import PayloadArena
-from client.catalog import Catalog
-from client.dispatch import DispatchOptions, RequestDispatcher
-from client.in_flight import PendingRequest
-from client.payload_store import PayloadStore
-from gateway.admin.shared_memory import SharedMemoryRegions
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
+from weir.bus.kv.registry import RegistryView
+from weir.bus.naming.identity import new_id
+from weir.bus.nats.connection import Bus
+from weir.bus.payloads.arena import PayloadArena
+from weir.calls.catalog import Catalog
+from weir.calls.dispatch import DispatchOptions, RequestDispatcher
+from weir.calls.in_flight import PendingRequest
+from weir.calls.payload_store import PayloadStore
+from weir.gateway.admin.shared_memory import SharedMemoryRegions
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
 
 Outcome = InferResponse | WeirError | None
 

@@ -13,10 +13,10 @@ import numpy as np
 from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
-from schemas.config.parameters import partition_of
 from tests.support.clients.stock import http_inputs
 from tests.support.servers.endpoints import Endpoints
 from tests.support.waiting import running, wait_until
+from weir.schemas.config.parameters import partition_of
 
 LENGTH = 8
 

@@ -15,10 +15,10 @@ import tritonclient.http
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
-from schemas.core.tensors import DATATYPES
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.schemas.core.tensors import DATATYPES
 
 NOT_FOUND = {"http": "404", "grpc": "NOT_FOUND"}
 INVALID = {"http": "400", "grpc": "INVALID_ARGUMENT"}

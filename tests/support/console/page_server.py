@@ -25,7 +25,7 @@ from starlette.staticfiles import StaticFiles
 from tests.support.console.large_cluster import LargeCluster
 from tests.support.waiting import wait_until
 
-WEB = Path(__file__).parents[3] / "console" / "web"
+WEB = Path(__file__).parents[3] / "weir/console" / "web"
 
 
 class PageServer:

@@ -24,8 +24,8 @@ from typing import Any
 
 import httpx
 
-from runtime.child_processes import dies_with_parent
 from tests.support.waiting import wait_until
+from weir.runtime.child_processes import dies_with_parent
 
 API = "/v1.41"
 """The version of the engine's interface: that of Docker 20.10, the oldest in use here."""

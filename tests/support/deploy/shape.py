@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bus.nats.embedded_server import find_binary
-from runtime.child_processes import dies_with_parent
 from tests.support.deploy.compose_project import COMPOSE, ComposeProject, Mount
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.weir_server import clean_environment
+from weir.bus.nats.embedded_server import find_binary
+from weir.runtime.child_processes import dies_with_parent
 
 START_S = 60.0
 

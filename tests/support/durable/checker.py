@@ -14,10 +14,10 @@ from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig, StreamState
 from nats.js.errors import NotFoundError
 
-from bus.naming.durable_subjects import DEAD_STREAM, QUEUE_STREAM, RESULT_STREAM
-from bus.nats.connection import Bus, Message
-from bus.nats.headers import parse_headers
 from tests.support.durable.ledger import number_of, read_ledgers
+from weir.bus.naming.durable_subjects import DEAD_STREAM, QUEUE_STREAM, RESULT_STREAM
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.headers import parse_headers
 
 _BATCH = 1000
 _EXPIRES_S = 5.0

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import uvloop
 
-from bus.naming.durable_subjects import event
-from bus.nats.connection import Bus, Message
-from bus.nats.headers import pack_headers, parse_headers
-from bus.streams.acked_publisher import AckedPublisher, StoreAck
 from tests.support.durable.ledger import Ledger, answer_to, id_of, payload_of
 from tests.support.durable.models import DIGEST, digest_request
+from weir.bus.naming.durable_subjects import event
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.headers import pack_headers, parse_headers
+from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck
 
 BLOCK = 256
 """Requests that are written down at a time, at most; at a given rate, those of a second."""

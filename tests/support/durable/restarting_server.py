@@ -14,8 +14,8 @@ from pathlib import Path
 
 import psutil
 
-from runtime.child_processes import dies_with_parent
-from runtime.readiness import READY_FD
+from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.readiness import READY_FD
 
 ROLES = ("worker", "scheduler", "gateway", "durable", "nats-server")
 _STOP_S = 60.0

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import functools
 
-from runtime.child_processes import RestartPolicy
 from weir.commands import serve as serve_command
 from weir.commands.app import main
+from weir.runtime.child_processes import RestartPolicy
 from weir.supervisor.supervisor import Supervisor
 
 POLICY = RestartPolicy(longest_delay_s=0.5, healthy_s=1.0, budget=None)

@@ -1,4 +1,4 @@
-"""`CalledModels` stands in for `worker.backend_api.inference_client`: models that respond as a test decides."""
+"""`CalledModels` stands in for `weir.worker.backend_api.inference_client`: models that respond as a test decides."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from client.in_flight import OnResponse
-from schemas.core.errors import WeirError, not_found
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import PayloadRef, Tensor
-from worker.backends.python.calls import ProcessCallServer
+from weir.calls.in_flight import OnResponse
+from weir.schemas.core.errors import WeirError, not_found
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.worker.backends.python.calls import ProcessCallServer
 
 
 def outputs(*tensors: Tensor) -> InferResponse:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import DATATYPES, Tensor
-from worker.backend_api.interface import (
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import DATATYPES, Tensor
+from weir.worker.backend_api.interface import (
     DeviceTensor,
     Execution,
     ExecutionHandle,
@@ -24,9 +24,9 @@ from worker.backend_api.interface import (
     InstanceStream,
     Result,
 )
-from worker.cuda import pinned, stream
-from worker.cuda.device_instance import DeviceInstance
-from worker.execution.batch_tensors import NamedDatatype
+from weir.worker.cuda import pinned, stream
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 FAKES = Path(__file__).parent / "site"
 
@@ -37,7 +37,7 @@ Kernel = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 
 @contextmanager
 def fake_cuda_runtime() -> Iterator[Any]:
-    """The fake runtime, which `worker.cuda` uses within the context."""
+    """The fake runtime, which `weir.worker.cuda` uses within the context."""
     ours = ("cuda", "cuda.bindings", "cuda.bindings.runtime", "cuda.bindings.driver", "cuda.bindings._device")
     with pytest.MonkeyPatch.context() as patch:
         for name in ours:

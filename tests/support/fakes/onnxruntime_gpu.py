@@ -1,4 +1,4 @@
-"""A fake of ONNX Runtime on a GPU, with the names and arguments that `worker.backends.onnxruntime.gpu_runner` uses.
+"""A fake of ONNX Runtime on a GPU, with the names and arguments that `weir.worker.backends.onnxruntime.gpu_runner` uses.
 
 The GPU is a `FakeGpu`: its memory exists only for addresses within an allocation, and its streams do nothing before
 they are waited for. Mistakes that rarely show on a real GPU therefore fail at once:
@@ -67,7 +67,7 @@ class FakeGpu:
 
 @dataclass
 class FakeMemory:
-    """A `worker.backend_api.interface.DeviceMemory`, freed in the order of its stream."""
+    """A `weir.worker.backend_api.interface.DeviceMemory`, freed in the order of its stream."""
 
     stream: FakeStream
     size_bytes: int
@@ -82,7 +82,7 @@ class FakeMemory:
 
 
 class FakeStream:
-    """A `worker.backend_api.interface.InstanceStream`, whose work is done when it is waited for."""
+    """A `weir.worker.backend_api.interface.InstanceStream`, whose work is done when it is waited for."""
 
     def __init__(self, gpu: FakeGpu, handle: int = 0x51, device_id: int = 0) -> None:
         self.gpu = gpu

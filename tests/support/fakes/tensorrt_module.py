@@ -190,7 +190,7 @@ class Memory:
 
 
 class Stream:
-    """A `worker.backend_api.interface.InstanceStream`."""
+    """A `weir.worker.backend_api.interface.InstanceStream`."""
 
     device_id = 0
     handle = 1234

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.core.tensors import DATATYPES
-from worker.backend_api.interface import DeviceTensor
+from weir.schemas.core.tensors import DATATYPES
+from weir.worker.backend_api.interface import DeviceTensor
 
 
 class FakeCuda:

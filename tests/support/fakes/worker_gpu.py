@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from schemas.config.model_config import ModelConfig
 from tests.support.fakes.cuda_device import KernelRunner
-from worker.backend_api.interface import Availability, Instance, InstanceDevice, InstanceStream, ModelVersion
-from worker.backends.registry import BackendRegistry
-from worker.cuda.device_instance import DeviceInstance
-from worker.devices.gpus import WorkerDevices
-from worker.execution.batch_tensors import NamedDatatype
-from worker.execution.instance import ModelEnvironment
+from weir.schemas.config.model_config import ModelConfig
+from weir.worker.backend_api.interface import Availability, Instance, InstanceDevice, InstanceStream, ModelVersion
+from weir.worker.backends.registry import BackendRegistry
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch_tensors import NamedDatatype
+from weir.worker.execution.instance import ModelEnvironment
 
 
 class MadeUpBackend:

@@ -9,28 +9,28 @@ from typing import Any, NamedTuple
 import nats
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.connection import Bus
-from client.catalog import ServedModel
-from client.tracing import Tracing
-from durable.api.async_requests import AsyncRequests
-from durable.api.callbacks import Callbacks
-from durable.api.store import DurableStore
-from gateway.access import Access
-from gateway.context import GatewayContext
-from gateway.grpc.server import GrpcServer
-from gateway.http.app import make_app
-from gateway.http.listeners import HttpListeners
-from gateway.http.protocol import HttpProtocol
-from gateway.settings import GatewaySettings
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, invalid, not_found
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferResponse
-from schemas.core.tensors import Tensor
-from schemas.kserve.request import parse_infer_request
-from schemas.kserve.response import build_infer_response, error_body
-from schemas.wire.terminal import Outcome, TerminalRecord
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus
+from weir.calls.catalog import ServedModel
+from weir.calls.tracing import Tracing
+from weir.durable.api.async_requests import AsyncRequests
+from weir.durable.api.callbacks import Callbacks
+from weir.durable.api.store import DurableStore
+from weir.gateway.access import Access
+from weir.gateway.context import GatewayContext
+from weir.gateway.grpc.server import GrpcServer
+from weir.gateway.http.app import make_app
+from weir.gateway.http.listeners import HttpListeners
+from weir.gateway.http.protocol import HttpProtocol
+from weir.gateway.settings import GatewaySettings
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, invalid, not_found
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.request import parse_infer_request
+from weir.schemas.kserve.response import build_infer_response, error_body
+from weir.schemas.wire.terminal import Outcome, TerminalRecord
 
 CONFIG = ModelConfig.model_validate(
     {

@@ -11,31 +11,31 @@ from typing import Any, cast
 
 import orjson
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.connection import Message
-from bus.nats.headers import pack_headers, parse_headers
-from bus.nats.jetstream import WRONG_LAST_SEQUENCE, StoredMessage
-from bus.streams.acked_publisher import StoreAck
-from client.catalog import ServedModel
-from client.message_bodies import digest_of
-from client.request_templates import RequestTemplate
-from client.tracing import Tracing
-from durable.api.metrics import DurableCounters
-from durable.consumer.context import ConsumerContext
-from durable.consumer.lane_consumer import LaneConsumer
-from durable.records.object_bodies import FetchedBody, ObjectBodies
-from durable.records.recorder import Recorder
-from durable.records.reply_outbox import ReplyOutbox
-from durable.requests.retry_policy import DurableRetryPolicy
-from runtime.memory_ledger import MemoryLedger
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import QueueBounds
-from schemas.core.errors import WeirError, not_found
-from schemas.core.request_limits import DEFAULT_LIMITS
-from schemas.core.requests import InferRequest, InferResponse, Lane
-from schemas.core.tensors import Tensor
-from schemas.kserve.regions import no_regions
 from tests.support.waiting import eventually
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Message
+from weir.bus.nats.headers import pack_headers, parse_headers
+from weir.bus.nats.jetstream import WRONG_LAST_SEQUENCE, StoredMessage
+from weir.bus.streams.acked_publisher import StoreAck
+from weir.calls.catalog import ServedModel
+from weir.calls.message_bodies import digest_of
+from weir.calls.request_templates import RequestTemplate
+from weir.calls.tracing import Tracing
+from weir.durable.api.metrics import DurableCounters
+from weir.durable.consumer.context import ConsumerContext
+from weir.durable.consumer.lane_consumer import LaneConsumer
+from weir.durable.records.object_bodies import FetchedBody, ObjectBodies
+from weir.durable.records.recorder import Recorder
+from weir.durable.records.reply_outbox import ReplyOutbox
+from weir.durable.requests.retry_policy import DurableRetryPolicy
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import QueueBounds
+from weir.schemas.core.errors import WeirError, not_found
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
+from weir.schemas.core.requests import InferRequest, InferResponse, Lane
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.regions import no_regions
 
 CONFIG = ModelConfig.model_validate(
     {
@@ -151,7 +151,7 @@ class Broker:
 
 
 class Model:
-    """Stands for `client.dispatch.RequestDispatcher`: answers each request with its input, or with what `answer`
+    """Stands for `weir.calls.dispatch.RequestDispatcher`: answers each request with its input, or with what `answer`
     returns."""
 
     def __init__(self) -> None:

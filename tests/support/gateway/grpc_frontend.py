@@ -12,21 +12,21 @@ import tritonclient.grpc as triton
 import uvloop
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from client.catalog import ServedModel
-from client.in_flight import OnResponse
-from client.request_templates import RequestTemplate
-from client.tracing import Tracing
-from gateway.admin.shared_memory import SharedMemoryRegions
-from gateway.context import GatewayContext
-from gateway.grpc.codec import MAX_MESSAGE_BYTES
-from gateway.grpc.options import GrpcOptions
-from gateway.grpc.server import GrpcServer
-from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
-from schemas.core.errors import WeirError, invalid, not_found
-from schemas.core.request_limits import DEFAULT_LIMITS
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import DATATYPES, Tensor
-from schemas.wire.request_body import unpack_body
+from weir.calls.catalog import ServedModel
+from weir.calls.in_flight import OnResponse
+from weir.calls.request_templates import RequestTemplate
+from weir.calls.tracing import Tracing
+from weir.gateway.admin.shared_memory import SharedMemoryRegions
+from weir.gateway.context import GatewayContext
+from weir.gateway.grpc.codec import MAX_MESSAGE_BYTES
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.grpc.server import GrpcServer
+from weir.schemas.config.model_config import ModelConfig, ModelInput, ModelOutput, TransactionPolicy
+from weir.schemas.core.errors import WeirError, invalid, not_found
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import DATATYPES, Tensor
+from weir.schemas.wire.request_body import unpack_body
 
 TIMEOUT_S = 10.0
 

@@ -8,13 +8,13 @@ from typing import Any
 
 from hpack import Decoder, Encoder
 
-from gateway.http2.connection import Connection
-from gateway.http2.frames import PREFACE, Flag, FrameType, Setting, frame_head, settings
-from gateway.http2.headers import RequestHead, encode_headers
-from gateway.http2.options import Http2Options
-from gateway.http2.send_buffer import SendBuffer
-from gateway.http2.stream import Stream
-from runtime.memory_ledger import MemoryLedger
+from weir.gateway.http2.connection import Connection
+from weir.gateway.http2.frames import PREFACE, Flag, FrameType, Setting, frame_head, settings
+from weir.gateway.http2.headers import RequestHead, encode_headers
+from weir.gateway.http2.options import Http2Options
+from weir.gateway.http2.send_buffer import SendBuffer
+from weir.gateway.http2.stream import Stream
+from weir.runtime.memory_ledger import MemoryLedger
 
 REQUEST = [
     (b":method", b"POST"),

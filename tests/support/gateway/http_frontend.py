@@ -7,18 +7,18 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from client.catalog import ServedModel
-from client.in_flight import OnResponse
-from client.queues import BackpressureCache
-from client.tracing import Tracing
-from gateway.context import GatewayContext
-from gateway.http.app import make_app
-from gateway.http.listeners import HttpListeners
-from gateway.http.protocol import HttpProtocol
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import not_found
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferRequest
+from weir.calls.catalog import ServedModel
+from weir.calls.in_flight import OnResponse
+from weir.calls.queues import BackpressureCache
+from weir.calls.tracing import Tracing
+from weir.gateway.context import GatewayContext
+from weir.gateway.http.app import make_app
+from weir.gateway.http.listeners import HttpListeners
+from weir.gateway.http.protocol import HttpProtocol
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import not_found
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferRequest
 
 CONFIG = ModelConfig.model_validate(
     {

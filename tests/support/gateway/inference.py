@@ -6,18 +6,18 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from bus.naming.live_queues import LiveLayout
-from bus.nats.connection import Message
-from client.cache.config import CacheConfig
-from client.cache.response_cache import ResponseCache
-from client.catalog import ServedModel
-from client.dispatch import DispatchOptions, RequestDispatcher
-from client.in_flight import PendingRequest
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
-from schemas.wire.messages import SlotRelease, pack_response, pack_responses, unpack_frame
+from weir.bus.naming.live_queues import LiveLayout
+from weir.bus.nats.connection import Message
+from weir.calls.cache.config import CacheConfig
+from weir.calls.cache.response_cache import ResponseCache
+from weir.calls.catalog import ServedModel
+from weir.calls.dispatch import DispatchOptions, RequestDispatcher
+from weir.calls.in_flight import PendingRequest
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.messages import SlotRelease, pack_response, pack_responses, unpack_frame
 
 CONFIG = {"input": [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [1]}]}
 ORDERED = {"dynamic_batching": {"preserve_ordering": True}}

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, pack_bytes
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, pack_bytes
 
 ALL = list(DATATYPES)
 CONFIG_NAMES = {datatype.name: name for name, datatype in BY_CONFIG_NAME.items()}

@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from bus.payloads.arena import PayloadReader
-from repository.config_text import parse_config
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import Execution, ExecutionHandle, Instance, InstanceDevice, ModelVersion
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.config_text import parse_config
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import Execution, ExecutionHandle, Instance, InstanceDevice, ModelVersion
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 
 CPU = InstanceDevice("KIND_CPU", 0, "net_0")
 

@@ -6,7 +6,7 @@ import contextlib
 
 import psutil
 
-from worker.python_stub._weir_fork_server import ARGUMENT
+from weir.worker.python_stub._weir_fork_server import ARGUMENT
 
 
 def model_processes(worker: int | None = None) -> list[psutil.Process]:

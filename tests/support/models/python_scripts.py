@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bus.payloads.arena import PayloadReader
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import Execution, ProcessCalls, Result
-from worker.backends.python.process import ProcessSpec, PythonProcess
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import Execution, ProcessCalls, Result
+from weir.worker.backends.python.process import ProcessSpec, PythonProcess
 
 IDENTITY = """
 import triton_python_backend_utils as pb_utils

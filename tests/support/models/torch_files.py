@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from bus.payloads.arena import PayloadReader
-from repository.config_text import config_from_dict
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import Tensor, name_of_numpy
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion
-from worker.backends.pytorch.backend import PyTorchBackend
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.config_text import config_from_dict
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import Tensor, name_of_numpy
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion
+from weir.worker.backends.pytorch.backend import PyTorchBackend
 
 
 @contextlib.contextmanager

@@ -7,10 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferRequest
-from schemas.kserve.request import parse_infer_request
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.kserve.request import parse_infer_request
 
 INTERNAL, INVALID_ARG = ErrorCode.INTERNAL, ErrorCode.INVALID_ARG
 IMPOSSIBLE = "invalid shape for input 'A': shape "

@@ -1,6 +1,6 @@
 """Schedulers that share queues in a simulated world: messages are delayed or lost, processes pause and resume.
 
-The shell of each scheduler is a small form of `scheduler.ownership.controller`: it reads a record, later writes it by
+The shell of each scheduler is a small form of `weir.scheduler.ownership.controller`: it reads a record, later writes it by
 compare-and-set, and later still learns the result; anything may happen in between.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import NamedTuple
 
-from bus.naming.live_queues import LiveQueue
-from scheduler.ownership.policy import SILENCE_S, Acquire, Action, OwnershipPolicy, ReadOwner
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.ownership.policy import SILENCE_S, Acquire, Action, OwnershipPolicy, ReadOwner
 
 SURE_S = 0.75
 SIGN_S = 0.25

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from scheduler.batching.request import QueuedRequest, arrival
-from scheduler.batching.request_queue import VIRTUAL_DEADLINE_US
-from schemas.config.model_config import ModelConfig, QueuePolicy
+from weir.scheduler.batching.request import QueuedRequest, arrival
+from weir.scheduler.batching.request_queue import VIRTUAL_DEADLINE_US
+from weir.schemas.config.model_config import ModelConfig, QueuePolicy
 
 
 class QueueOracle:

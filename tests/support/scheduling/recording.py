@@ -9,15 +9,15 @@ from typing import Any
 
 import msgpack
 
-from bus.naming.live_queues import LiveQueue
-from scheduler.batching.request import requests_of
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.recording.event_log import SUFFIX, EventLog
-from scheduler.replay import Replay, lines_of, read_log
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.wire.messages import BatchOutcome, RequestEnvelope
 from tests.support.scheduling.requests import LATEST, CountingFrame
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.batching.request import requests_of
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.recording.event_log import SUFFIX, EventLog
+from weir.scheduler.replay import Replay, lines_of, read_log
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "direct": {"direct": {"max_queue_delay_microseconds": 50, "minimum_slot_utilization": 0.5}},

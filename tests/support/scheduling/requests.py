@@ -6,9 +6,9 @@ import gc
 from itertools import count
 from typing import Any
 
-from scheduler.batching.request import QueuedRequest, requests_of
-from schemas.config.model_config import ModelConfig
-from schemas.wire.messages import RequestEnvelope
+from weir.scheduler.batching.request import QueuedRequest, requests_of
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.messages import RequestEnvelope
 
 LATEST = -1
 BODY = b"body"

@@ -9,17 +9,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.request import QueuedRequest, requests_of
-from scheduler.batching.version_scheduler import TIMEOUT_EXPIRED, Ended
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.placement.instances import Instance
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope
-from schemas.wire.registry import MAX_INSTANCES
 from tests.support.scheduling.requests import CountingFrame
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.request import QueuedRequest, requests_of
+from weir.scheduler.batching.version_scheduler import TIMEOUT_EXPIRED, Ended
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.placement.instances import Instance
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope
+from weir.schemas.wire.registry import MAX_INSTANCES
 
 SLOTS = 3
 IDLE_US = 500

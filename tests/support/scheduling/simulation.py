@@ -13,21 +13,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.lane_budget import LONGEST_QUIET_US, RECENT_US
-from scheduler.batching.lanes import BATCH, LIVE
-from scheduler.batching.microbatcher import MAX_MICROBATCH_REQUESTS
-from scheduler.batching.request import QueuedRequest, requests_of
-from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
-from scheduler.batching.retry import MAX_ATTEMPTS
-from scheduler.batching.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.placement.instances import SLOTS
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode
-from schemas.wire.messages import BatchOutcome
 from tests.support.scheduling.queue_oracle import QueueOracle
 from tests.support.scheduling.requests import CONFIGS, LATEST, MAX_BATCH_SIZE, CountingFrame, part
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.lane_budget import LONGEST_QUIET_US, RECENT_US
+from weir.scheduler.batching.lanes import BATCH, LIVE
+from weir.scheduler.batching.microbatcher import MAX_MICROBATCH_REQUESTS
+from weir.scheduler.batching.request import QueuedRequest, requests_of
+from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
+from weir.scheduler.batching.retry import MAX_ATTEMPTS
+from weir.scheduler.batching.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.placement.instances import SLOTS
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.wire.messages import BatchOutcome
 
 
 class LaneLife:

@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runtime.child_processes import dies_with_parent
 from tests.faults.pause_points import install
+from weir.runtime.child_processes import dies_with_parent
 from weir.supervisor.forked_role import ForkedRole, import_roles
 
 COMMAND = (sys.executable, "-P", "-m", "weir")

@@ -14,8 +14,8 @@ from tests.support.servers.weir_server import Server
 
 _RUN = """
 import json, sys
-from gateway.main import run
-from gateway.settings import GatewaySettings
+from weir.gateway.main import run
+from weir.gateway.settings import GatewaySettings
 sys.exit(run(GatewaySettings(**json.loads(sys.argv[1]))))
 """
 

@@ -20,10 +20,10 @@ from urllib.parse import unquote, urlsplit
 
 import nats
 
-from bus.naming.permissions import USERS
-from bus.nats.embedded_server import find_binary
-from runtime.child_processes import dies_with_parent
 from tests.support.waiting import wait_until
+from weir.bus.naming.permissions import USERS
+from weir.bus.nats.embedded_server import find_binary
+from weir.runtime.child_processes import dies_with_parent
 
 _POLL_S = 0.03
 

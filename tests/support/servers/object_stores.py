@@ -27,7 +27,7 @@ from typing import Any
 
 import pytest
 
-from runtime.child_processes import dies_with_parent
+from weir.runtime.child_processes import dies_with_parent
 
 PACKAGES = Path(sys.prefix) / "cloud-stores"
 AZURITE = Path(sys.prefix) / "azurite"

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bus.naming.identity import HOST_VARIABLE
-from bus.nats.embedded_server import EmbeddedNats
-from runtime.child_processes import dies_with_parent
-from runtime.readiness import READY_FD
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.forked_commands import WeirProcess, run_weir
 from tests.support.servers.weir_server import clean_environment, segments_of
+from weir.bus.naming.identity import HOST_VARIABLE
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.readiness import READY_FD
 
 
 def role_started(

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bus.naming.identity import HOST_VARIABLE
-from runtime.child_processes import dies_with_parent
-from runtime.readiness import READY_FD
 from tests.support.servers.weir_server import clean_environment
+from weir.bus.naming.identity import HOST_VARIABLE
+from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.readiness import READY_FD
 
 BEFORE_VARIABLE = "WEIR_VERSION_BEFORE"
 """Names the folder of the installation of the version before this one."""

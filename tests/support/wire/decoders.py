@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from schemas.wire.history import ModelChange
-from schemas.wire.messages import (
+from weir.schemas.wire.history import ModelChange
+from weir.schemas.wire.messages import (
     BatchMessage,
     Cancellation,
     QueueOwner,
@@ -19,10 +19,10 @@ from schemas.wire.messages import (
     unpack_frame,
     unpack_responses,
 )
-from schemas.wire.model_control import DesiredModel, DrainMessage, ReadinessQuery, ReadinessReply, RepositoryView
-from schemas.wire.registry import Heartbeat, ModelRecord, RoleRecord, WorkerRecord
-from schemas.wire.request_body import is_body_ref, unpack_body
-from schemas.wire.statistics import unpack_counters
+from weir.schemas.wire.model_control import DesiredModel, DrainMessage, ReadinessQuery, ReadinessReply, RepositoryView
+from weir.schemas.wire.registry import Heartbeat, ModelRecord, RoleRecord, WorkerRecord
+from weir.schemas.wire.request_body import is_body_ref, unpack_body
+from weir.schemas.wire.statistics import unpack_counters
 
 Decode = Callable[[bytes], Any]
 

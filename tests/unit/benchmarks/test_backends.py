@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.backends import NETWORKS
-from repository.config_text import parse_config
-from schemas.kserve.request import parse_infer_request
+from weir.repository.config_text import parse_config
+from weir.schemas.kserve.request import parse_infer_request
 
 MODEST = [name for name in NETWORKS if name != "ocr_rec"]
 """Without the one that takes a second."""

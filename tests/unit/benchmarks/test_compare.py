@@ -9,8 +9,8 @@ from benchmarks.compare.networks import MAX_BATCH_SIZE, NETWORKS
 from benchmarks.compare.payload import Payload
 from benchmarks.compare.report import Report
 from benchmarks.compare.targets import Baseline, Protocol, Quantity, Target, Workload
-from repository.config_text import parse_config
-from schemas.kserve.request import parse_infer_request
+from weir.repository.config_text import parse_config
+from weir.schemas.kserve.request import parse_infer_request
 
 WORK = Workload("identity_fp32", 64)
 CPU = Target("cpu", WORK, Quantity.CPU, Baseline.TRITON, 1.0, 0.6)

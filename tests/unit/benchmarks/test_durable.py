@@ -11,15 +11,15 @@ import pytest
 
 from benchmarks.batch_job import JobRun, compare
 from benchmarks.durable.images import digest_of, write_images
-from bus.naming.durable_subjects import dead, result
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.headers import pack_headers
-from bus.streams.acked_publisher import AckedPublisher
-from bus.streams.declarations import QueueLimits, ensure_durable_streams
-from schemas.wire.terminal import Outcome, TerminalRecord
 from tests.support.durable.checker import Verdict, check
 from tests.support.durable.ledger import LARGEST_BYTES, SMALLEST_BYTES, Ledger, answer_to, id_of, number_of, payload_of
+from weir.bus.naming.durable_subjects import dead, result
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.headers import pack_headers
+from weir.bus.streams.acked_publisher import AckedPublisher
+from weir.bus.streams.declarations import QueueLimits, ensure_durable_streams
+from weir.schemas.wire.terminal import Outcome, TerminalRecord
 
 LIMITS = QueueLimits(max_messages=1000, max_bytes=1 << 20, result_ttl_s=600, result_max_bytes=1 << 20)
 SEED = 7

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from benchmarks.gpu import bundle, check
 from benchmarks.gpu.check import environment
-from worker.devices.gpus import find_gpus
+from weir.worker.devices.gpus import find_gpus
 
 
 def entry(kind: int, architecture: int, content: bytes) -> bytes:

@@ -16,10 +16,10 @@ from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.plot import Curve, Point, latency_over_throughput
 from benchmarks.simulation.scenario import DEFAULT, DIRECT, DYNAMIC, OLDEST, RECORDED, Scenario, mix
 from benchmarks.simulation.workload import workload_of
-from bus.naming.live_queues import LiveQueue
-from scheduler.batching.request import NO_FRAME, requests_of
-from scheduler.recording.event_log import EventLog
-from schemas.wire.messages import RequestEnvelope
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.batching.request import NO_FRAME, requests_of
+from weir.scheduler.recording.event_log import EventLog
+from weir.schemas.wire.messages import RequestEnvelope
 
 MEAN_US = 20_000.0  # slow enough for requests to come one by one, not in series
 ONE_SERVER = {"policy": DEFAULT, "requests": 40_000, "service_us": MEAN_US, "service_row_us": 0.0, "max_queue_size": 0}

@@ -6,11 +6,13 @@ from typing import cast
 
 import pytest
 
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from bus.observation import MAX_LEASES, ObservationLeases, Observed
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.observation import (
+from tests.support.collecting_bus import CollectingBus
+from tests.support.waiting import eventually
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.observation import MAX_LEASES, ObservationLeases, Observed
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.observation import (
     LEASE_S,
     MAX_REPORTS,
     BatchEndReport,
@@ -22,8 +24,6 @@ from schemas.wire.observation import (
     pack_reports,
     unpack_reports,
 )
-from tests.support.collecting_bus import CollectingBus
-from tests.support.waiting import eventually
 
 
 def test_a_lease_ends_unless_it_is_renewed() -> None:

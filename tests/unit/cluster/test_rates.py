@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.counters.version_totals import VersionTotals
-from cluster.rates import Reading, queues_of, rates_by_model, rates_by_version, reading_of, total_rates
-from schemas.wire.statistics import (
+from weir.cluster.counters.version_totals import VersionTotals
+from weir.cluster.rates import Reading, queues_of, rates_by_model, rates_by_version, reading_of, total_rates
+from weir.schemas.wire.statistics import (
     LaneCounters,
     LoadCounters,
     QueueCounters,
@@ -14,7 +14,7 @@ from schemas.wire.statistics import (
     SchedulerCounters,
     VersionCounters,
 )
-from telemetry.instruments import DurationHistogram
+from weir.telemetry.instruments import DurationHistogram
 
 MS = 1_000_000
 

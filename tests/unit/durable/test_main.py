@@ -6,21 +6,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bus.kv.desired_models import DesiredModels
-from bus.kv.known_models import KnownModels
-from bus.kv.registry import RegistryWriter
-from bus.naming import subjects
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from durable import main
-from durable.api.reporting import CounterReporter
-from durable.background import BackgroundWork
-from durable.settings import DurableSettings
-from schemas.wire.model_control import DesiredModel, WantedModel
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
-from schemas.wire.statistics import GatewayCounters, unpack_counters
-from telemetry.log_settings import LogSettings
-from telemetry.logs import RoleLog
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.registry import RegistryWriter
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.durable import main
+from weir.durable.api.reporting import CounterReporter
+from weir.durable.background import BackgroundWork
+from weir.durable.settings import DurableSettings
+from weir.schemas.wire.model_control import DesiredModel, WantedModel
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
+from weir.schemas.wire.statistics import GatewayCounters, unpack_counters
+from weir.telemetry.log_settings import LogSettings
+from weir.telemetry.logs import RoleLog
 
 MODEL = ModelRecord("m", {1: VersionRecord(ModelState.READY, instances=1)}, {"name": "m"}, written_ns=1)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.access import CATEGORIES, OPEN, Access, add_parameters
-from schemas.core.errors import ErrorCode, WeirError
+from weir.gateway.access import CATEGORIES, OPEN, Access, add_parameters
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 KEY = [(b"host", b"x"), (b"key", b"se=cr:et")]
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.connection_memory import ConnectionMemory, RequestMemory, no_memory, principal_of
-from runtime.memory_ledger import MemoryLedger
+from weir.gateway.connection_memory import ConnectionMemory, RequestMemory, no_memory, principal_of
+from weir.runtime.memory_ledger import MemoryLedger
 
 
 @pytest.mark.parametrize(

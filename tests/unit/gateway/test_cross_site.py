@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.cross_site import CrossSiteCheck
 from tests.support.gateway.http_frontend import HttpFrontend, run
+from weir.gateway.cross_site import CrossSiteCheck
 
 LOAD = "/v2/repository/models/evil/load"
 INFER = "/v2/models/m/infer"

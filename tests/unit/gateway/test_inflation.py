@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.inflation import STEP_BYTES, Inflation, inflate
+from weir.gateway.inflation import STEP_BYTES, Inflation, inflate
 
 LIMIT = 100_000
 GZIP = 15 + 16

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway import parsed_settings as memory_limits
-from gateway.settings import GatewaySettings
+from weir.gateway import parsed_settings as memory_limits
+from weir.gateway.settings import GatewaySettings
 
 MIB = 1 << 20
 

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from gateway import stall_detection
-from gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, StallDetector, end_stalled_connections
-from runtime.memory_ledger import MemoryLedger
+from weir.gateway import stall_detection
+from weir.gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, StallDetector, end_stalled_connections
+from weir.runtime.memory_ledger import MemoryLedger
 
 TRANSFER, OTHER = object(), object()
 

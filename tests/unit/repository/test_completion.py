@@ -1,8 +1,8 @@
 import pytest
 
-from repository.completion import DescribedModel, DescribedTensor, complete, completed_fields, normalize
-from repository.problems import ConfigProblem
-from schemas.config.model_config import InstanceGroup, ModelConfig
+from weir.repository.completion import DescribedModel, DescribedTensor, complete, completed_fields, normalize
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import InstanceGroup, ModelConfig
 
 X, Y = DescribedTensor("x", "TYPE_FP32", (-1, 3, -1)), DescribedTensor("y", "TYPE_INT64", (-1, 10))
 BATCHING = DescribedModel([X], [Y])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2 as packaged_pb2
 
-from repository.config_text import (
+from weir.repository.config_text import (
     config_from_dict,
     config_from_json,
     config_from_message,
@@ -17,9 +17,9 @@ from repository.config_text import (
     model_config_pb2,
     parse_config,
 )
-from repository.problems import ConfigProblem
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 FILE = "net/config.pbtxt"
 

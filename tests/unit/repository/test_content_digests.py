@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from repository import content_digests
-from repository.content_digests import ContentDigests
-from repository.layout import ModelRepository, folder_fingerprint
-from schemas.config.model_config import ModelConfig
+from weir.repository import content_digests
+from weir.repository.content_digests import ContentDigests
+from weir.repository.layout import ModelRepository, folder_fingerprint
+from weir.schemas.config.model_config import ModelConfig
 
 CONFIG = ModelConfig(name="net", backend="onnxruntime")
 

@@ -1,7 +1,7 @@
 """Which models go with an ensemble."""
 
-from repository.dependencies import composing_models, resolve_namespaces, unneeded_models
-from schemas.config.model_config import ModelConfig
+from weir.repository.dependencies import composing_models, resolve_namespaces, unneeded_models
+from weir.schemas.config.model_config import ModelConfig
 
 
 def ensemble(name: str, *steps: str) -> ModelConfig:

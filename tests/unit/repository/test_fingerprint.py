@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repository.layout import Fingerprint, ModelRepository, folder_fingerprint, model_fingerprint
+from weir.repository.layout import Fingerprint, ModelRepository, folder_fingerprint, model_fingerprint
 
 
 def write(root: Path) -> None:

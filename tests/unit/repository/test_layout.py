@@ -2,11 +2,11 @@ import os
 
 import pytest
 
-from repository.layout import FoundModel, ModelRepository, select_versions
-from repository.paths import check_model_name, parse_version, path_inside, read_labels
-from repository.problems import ConfigProblem
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
+from weir.repository.layout import FoundModel, ModelRepository, select_versions
+from weir.repository.paths import check_model_name, parse_version, path_inside, read_labels
+from weir.repository.problems import ConfigProblem
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 def make(root, *files):

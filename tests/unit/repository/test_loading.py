@@ -1,10 +1,10 @@
 import pytest
 
-from repository.completion import DescribedModel, DescribedTensor, fill_backend
-from repository.layout import ModelRepository, select_versions
-from repository.loading import read_config, resolve_config
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
+from weir.repository.completion import DescribedModel, DescribedTensor, fill_backend
+from weir.repository.layout import ModelRepository, select_versions
+from weir.repository.loading import read_config, resolve_config
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 DESCRIBED = DescribedModel(
     [DescribedTensor("x", "TYPE_FP32", (-1, 3))],

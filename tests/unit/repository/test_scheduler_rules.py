@@ -2,9 +2,9 @@
 
 import pytest
 
-from repository.problems import ConfigProblem
-from repository.scheduler_rules import check_queue_wait
-from schemas.config.model_config import ModelConfig
+from weir.repository.problems import ConfigProblem
+from weir.repository.scheduler_rules import check_queue_wait
+from weir.schemas.config.model_config import ModelConfig
 
 
 def config(text: str, **more: object) -> ModelConfig:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from repository.config_text import config_from_json
-from repository.layout import ModelRepository
-from repository.loading import read_config
-from repository.paths import MAX_CONFIG_BYTES, read_labels, read_small_file
-from repository.problems import ConfigProblem
-from schemas.core.errors import WeirError
+from weir.repository.config_text import config_from_json
+from weir.repository.layout import ModelRepository
+from weir.repository.loading import read_config
+from weir.repository.paths import MAX_CONFIG_BYTES, read_labels, read_small_file
+from weir.repository.problems import ConfigProblem
+from weir.schemas.core.errors import WeirError
 
 
 def sparse(path: Path, size_bytes: int = 4 << 30) -> Path:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from repository.layout import FoundModel, ModelRepository
-from repository.loading import read_config
-from schemas.core.errors import WeirError
+from weir.repository.layout import FoundModel, ModelRepository
+from weir.repository.loading import read_config
+from weir.schemas.core.errors import WeirError
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 import pytest
 
-from repository.completion import normalize
-from repository.problems import ConfigProblem
-from repository.validation import validate
-from schemas.config.model_config import ModelConfig
+from weir.repository.completion import normalize
+from weir.repository.problems import ConfigProblem
+from weir.repository.validation import validate
+from weir.schemas.config.model_config import ModelConfig
 
 X = {"name": "x", "data_type": "TYPE_FP32", "dims": [3]}
 Y = {"name": "y", "data_type": "TYPE_FP32", "dims": [3]}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.child_processes import RestartHistory, RestartPolicy
+from weir.runtime.child_processes import RestartHistory, RestartPolicy
 
 
 def test_delays_double_up_to_the_longest() -> None:

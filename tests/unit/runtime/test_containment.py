@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from runtime import containment
-from runtime.containment import SITES, contained, failures, report
+from weir.runtime import containment
+from weir.runtime.containment import SITES, contained, failures, report
 
 
 class Responses:

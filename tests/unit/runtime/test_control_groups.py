@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.control_groups import limits_of
+from weir.runtime.control_groups import limits_of
 
 
 def write(folder: Path, own: str, files: dict[str, str]) -> tuple[Path, Path]:

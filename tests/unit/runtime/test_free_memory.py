@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.process_memory import return_free_memory
+from weir.runtime.process_memory import return_free_memory
 
 
 def resident_bytes() -> int:

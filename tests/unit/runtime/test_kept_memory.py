@@ -6,7 +6,7 @@ import sys
 
 PROGRAM = """
 import resource, sys
-from runtime.process_memory import keep_freed_memory
+from weir.runtime.process_memory import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from runtime.child_processes import KillOnParentExit
+from weir.runtime.child_processes import KillOnParentExit
 
 # A worker that ends, its child, and a process that the child has started.
 WORKER = """
 import os, signal, subprocess
-from runtime.child_processes import KillOnParentExit
+from weir.runtime.child_processes import KillOnParentExit
 group = KillOnParentExit()
 child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], pass_fds=[group.fd], start_new_session=True)
 group.tie(child.pid)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime import locked_folder
-from runtime.locked_folder import LockedFolder, remove_abandoned_folders
+from weir.runtime import locked_folder
+from weir.runtime.locked_folder import LockedFolder, remove_abandoned_folders
 
 
 def test_a_folder_that_another_process_removed_is_created_again(

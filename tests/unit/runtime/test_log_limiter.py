@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from runtime import log_limiter
-from runtime.log_limiter import LogLimiter
+from weir.runtime import log_limiter
+from weir.runtime.log_limiter import LogLimiter
 
 
 class Clock:

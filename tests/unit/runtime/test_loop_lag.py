@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from runtime.loop_lag import INTERVAL_S, REST_INTERVAL_S, REST_SHARE, WINDOW_S, LoopLag
+from weir.runtime.loop_lag import INTERVAL_S, REST_INTERVAL_S, REST_SHARE, WINDOW_S, LoopLag
 
 
 class Clock:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import containment
-from runtime.memory_ledger import Account, MemoryLedger
+from weir.runtime import containment
+from weir.runtime.memory_ledger import Account, MemoryLedger
 
 LIMIT = 1000
 KINDS = ("http", "grpc", "unsent")
@@ -122,7 +122,7 @@ def test_releasing_more_than_is_held_is_reported_and_releases_what_is_held(caplo
     ledger = MemoryLedger(LIMIT)
     account = ledger.account("a")
     assert account.charge("http", 100)
-    before = containment.failures().get("runtime.memory_ledger: release", 0)
+    before = containment.failures().get("weir.runtime.memory_ledger: release", 0)
     account.release("http", 101)
-    assert containment.failures()["runtime.memory_ledger: release"] == before + 1
+    assert containment.failures()["weir.runtime.memory_ledger: release"] == before + 1
     assert ledger.total_bytes == account.held_bytes == 0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.containment import failures
-from runtime.offload import LARGE_BYTES, MAX_WAITING, Offload
-from runtime.offload_process import RETIRE_BYTES
-from schemas.core.errors import ErrorCode, WeirError, not_found
+from weir.runtime.containment import failures
+from weir.runtime.offload import LARGE_BYTES, MAX_WAITING, Offload
+from weir.runtime.offload_process import RETIRE_BYTES
+from weir.schemas.core.errors import ErrorCode, WeirError, not_found
 
 HERE = "test_offload"
 
@@ -78,16 +78,6 @@ def wait_until_dead(pid: int) -> None:
         time.sleep(0.001)
 
 
-async def test_modules_of_users_do_not_take_the_place_of_ours(
-    offload: Offload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("runtime", "schemas"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('not this one')")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    text, _ = await offload.run(f"{HERE}:joined", [b"a"])
-    assert bytes(text) == b"a"
-
-
 async def code_of(offload: Offload, operation: str) -> tuple[ErrorCode, str]:
     with pytest.raises(WeirError) as caught:
         await offload.run(f"{HERE}:{operation}", [b"x"])
@@ -103,7 +93,7 @@ async def test_results_and_refusals(offload: Offload) -> None:
     assert await code_of(offload, "refused") == (ErrorCode.NOT_FOUND, "there is no \udcff such thing")
     assert await code_of(offload, "fails_late") == (ErrorCode.NOT_FOUND, "after the first piece")
     assert await code_of(offload, "failing") == (ErrorCode.INTERNAL, "internal server error")
-    assert failures()[f"runtime.offload: {HERE}:failing"] == 1
+    assert failures()[f"weir.runtime.offload: {HERE}:failing"] == 1
     assert (await code_of(offload, "hungry"))[0] is ErrorCode.INVALID_ARG
     assert offload.pids == [first]
 

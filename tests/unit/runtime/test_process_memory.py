@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from runtime.process_memory import available_memory_bytes
+from weir.runtime.process_memory import available_memory_bytes
 
 MACHINE_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.processors import finish_before_woken, processor_count, processors_by_core
+from weir.runtime.processors import finish_before_woken, processor_count, processors_by_core
 
 
 @pytest.fixture(autouse=True)

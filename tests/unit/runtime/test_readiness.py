@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROLE = "from runtime.readiness import announce_failure, announce_ready, watch_parent\nimport os, sys\n"
+ROLE = "from weir.runtime.readiness import announce_failure, announce_ready, watch_parent\nimport os, sys\n"
 
 
 def announcement(code: str) -> str:

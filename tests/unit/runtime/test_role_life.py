@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from runtime.role_life import cancel_remaining_tasks
+from weir.runtime.role_life import cancel_remaining_tasks
 
 
 async def test_a_task_that_loses_its_cancellation_is_cancelled_again() -> None:
@@ -41,7 +41,7 @@ async def test_a_release_without_batches_does_not_wait(caplog: pytest.LogCapture
 
 _CRASHING_ROLE = """
 import ctypes
-from runtime.role_life import run_role
+from weir.runtime.role_life import run_role
 
 async def crash_in_native_code(stop, background):
     ctypes.string_at(0)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from runtime.ticks import delay_to_tick_s, next_tick
+from weir.runtime.ticks import delay_to_tick_s, next_tick
 
 
 def runs(start_s: float, interval_s: float, until_s: float, early_s: float = 0.0, work_s: float = 0.0) -> list[float]:

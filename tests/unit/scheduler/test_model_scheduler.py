@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from scheduler.batching.request import QueuedRequest, requests_of
-from scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
-from scheduler.model_scheduler import ModelScheduler, batcher_for
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.wire.messages import BatchOutcome
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, config, part, request
+from weir.scheduler.batching.request import QueuedRequest, requests_of
+from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
+from weir.scheduler.model_scheduler import ModelScheduler, batcher_for
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.wire.messages import BatchOutcome
 
 TIMEOUT_US = 1_000
 

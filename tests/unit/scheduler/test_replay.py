@@ -9,7 +9,6 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from scheduler.replay import NotAnEventLog, main, read_log
 from tests.support.scheduling.recording import (
     differences,
     numbers,
@@ -17,6 +16,7 @@ from tests.support.scheduling.recording import (
     rewritten,
     rows,
 )
+from weir.scheduler.replay import NotAnEventLog, main, read_log
 
 
 def test_a_missing_event_is_noticed(tmp_path: Path):
@@ -37,7 +37,7 @@ def test_a_changed_event_is_noticed(tmp_path: Path):
 
 def test_a_policy_with_other_decisions_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = recorded(tmp_path)
-    choose = "scheduler.sequences.scheduler.SequenceStrategy.choose"
+    choose = "weir.scheduler.sequences.scheduler.SequenceStrategy.choose"
     monkeypatch.setattr(choose, lambda self, instance, now_us: (list(instance.ready)[:1], 0))
     assert differences(path)
 
@@ -80,5 +80,5 @@ def test_the_command_prints_events_and_differences(
 
 
 def test_the_command_exists():
-    asked = [sys.executable, "-m", "scheduler.replay", "--help"]
+    asked = [sys.executable, "-m", "weir.scheduler.replay", "--help"]
     assert "event log" in subprocess.run(asked, capture_output=True, text=True, check=True).stdout

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.instruments import (
+from weir.telemetry.instruments import (
     WINDOW_S,
     BoundedHistogram,
     DurationHistogram,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from telemetry.log_settings import (
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.telemetry.log_settings import (
     Changes,
     LogSettings,
     changes_of_json,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from schemas.core.errors import WeirError
-from telemetry.log_settings import LogOptions, LogSettings
-from telemetry.logs import JsonFormatter, RoleLog, TextFormatter
+from weir.schemas.core.errors import WeirError
+from weir.telemetry.log_settings import LogOptions, LogSettings
+from weir.telemetry.logs import JsonFormatter, RoleLog, TextFormatter
 
 
 def record(message: str, level: int = logging.INFO, **extra: object) -> logging.LogRecord:
@@ -90,7 +90,8 @@ def test_json_holds_the_entry_and_what_was_given_beside_it() -> None:
 @pytest.mark.parametrize(("verbose", "shown"), [(0, ["info"]), (1, ["debug", "info"])])
 def test_details_are_logged_at_verbose_level_1(verbose: int, shown: list[str]) -> None:
     code = (
-        "import logging; from telemetry.log_settings import LogSettings; from telemetry.logs import configure_logging\n"
+        "import logging; from weir.telemetry.log_settings import LogSettings\n"
+        "from weir.telemetry.logs import configure_logging\n"
         f"configure_logging('worker', LogSettings(log_format='json', log_verbose_level={verbose}))\n"
         "logging.getLogger('weir.x').debug('detail'); logging.getLogger('weir.x').info('news')"
     )
@@ -111,8 +112,8 @@ def test_messages_are_not_escaped_on_request(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_levels_are_switched_one_by_one_while_the_process_runs_and_go_to_its_file(tmp_path: Path) -> None:
     code = (
-        "import logging, sys; from telemetry.log_settings import LogSettings\n"
-        "from telemetry.logs import configure_logging, current_settings\n"
+        "import logging, sys; from weir.telemetry.log_settings import LogSettings\n"
+        "from weir.telemetry.logs import configure_logging, current_settings\n"
         "log = configure_logging('worker', LogSettings(log_file=sys.argv[1], log_info=False))\n"
         "ours, theirs = logging.getLogger('weir.x'), logging.getLogger('library')\n"
         "def say(what): [getattr(of, level)(what) for of in (ours, theirs) for level in ('debug', 'info', 'warning')]\n"

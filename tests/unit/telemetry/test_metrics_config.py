@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from telemetry.metrics_config import DEFAULT_QUANTILES, MetricsConfig, parse_metrics_config
+from weir.telemetry.metrics_config import DEFAULT_QUANTILES, MetricsConfig, parse_metrics_config
 
 
 def test_the_default() -> None:

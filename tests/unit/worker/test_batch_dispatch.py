@@ -11,8 +11,11 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
-from schemas.wire.messages import (
+from tests.support.collecting_bus import CollectingBus
+from tests.support.contained_sites import fail_for
+from tests.support.waiting import eventually
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
     BatchMessage,
@@ -22,14 +25,11 @@ from schemas.wire.messages import (
     SlotRelease,
     unpack_responses,
 )
-from tests.support.collecting_bus import CollectingBus
-from tests.support.contained_sites import fail_for
-from tests.support.waiting import eventually
-from worker import batch_dispatch
-from worker.batch_dispatch import BatchDispatcher, OwnershipFence
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import ModelInstance
-from worker.execution.running_batch import RunningBatch
+from weir.worker import batch_dispatch
+from weir.worker.batch_dispatch import BatchDispatcher, OwnershipFence
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import ModelInstance
+from weir.worker.execution.running_batch import RunningBatch
 
 
 class FakeInstance:
@@ -200,7 +200,7 @@ async def test_a_drain_ends_with_the_last_batch(worker: Worker) -> None:
 
 
 async def test_a_batch_that_can_not_be_dispatched_is_lost(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = "worker.batch_dispatch:BatchDispatcher._dispatch"
+    site = "weir.worker.batch_dispatch:BatchDispatcher._dispatch"
     fail_for(monkeypatch, site, lambda _self, batch, *_: batch.batch_id == 1)
     worker.send(1)
     worker.send(2)
@@ -212,7 +212,7 @@ async def test_a_batch_that_can_not_be_dispatched_is_lost(worker: Worker, monkey
 async def test_a_batch_whose_responses_can_not_be_published_is_lost(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_for(monkeypatch, "worker.batch_dispatch:BatchDispatcher._publish")
+    fail_for(monkeypatch, "weir.worker.batch_dispatch:BatchDispatcher._publish")
     worker.send(1)
     worker.complete(1)
     assert worker.completion() == (1, BatchOutcome.UNANSWERED)
@@ -225,11 +225,11 @@ async def test_a_failure_of_one_cancellation_or_release_affects_no_other(
     worker.send(1)
     worker.send(2)
     first, second = worker.instance.submitted
-    site = "worker.batch_dispatch:BatchDispatcher._cancel"
+    site = "weir.worker.batch_dispatch:BatchDispatcher._cancel"
     fail_for(monkeypatch, site, lambda _self, running, *_: running is first)
     worker.bus.deliver("abandoned.w", RunningCancellation("s", [(1, "gateway", [1]), (2, "gateway", [2])]).pack())
     assert (first.cancelled, second.cancelled) == (frozenset(), {0})
-    site = "worker.batch_dispatch:BatchDispatcher._release"
+    site = "weir.worker.batch_dispatch:BatchDispatcher._release"
     fail_for(monkeypatch, site, lambda _self, _segment, slot, _generation: slot == 1)
     worker.bus.deliver("release.w", SlotRelease([("weir-arena.0", 1, 1), ("weir-arena.0", 2, 1)]).pack())
     assert worker.instance.released == [2]

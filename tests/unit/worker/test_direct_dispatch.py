@@ -8,9 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.core.requests import InferRequest, Lane
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.messages import (
+from tests.support.collecting_bus import CollectingBus
+from weir.schemas.core.requests import InferRequest, Lane
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
     BatchMessage,
@@ -19,12 +20,11 @@ from schemas.wire.messages import (
     RequestEnvelope,
     unpack_completions,
 )
-from tests.support.collecting_bus import CollectingBus
-from worker import direct_dispatch
-from worker.direct_dispatch import MAX_AHEAD_US, SLOW_US, DirectDispatcher
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import ModelInstance
-from worker.execution.running_batch import RunningBatch
+from weir.worker import direct_dispatch
+from weir.worker.direct_dispatch import MAX_AHEAD_US, SLOW_US, DirectDispatcher
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import ModelInstance
+from weir.worker.execution.running_batch import RunningBatch
 
 
 class FakeInstance(ModelInstance):

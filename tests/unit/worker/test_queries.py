@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from bus.naming import subjects
-from repository.layout import RepositorySnapshot
-from schemas.wire.model_control import ReadinessQuery, ReadinessReply, RepositoryView
 from tests.support.collecting_bus import CollectingBus
 from tests.support.contained_sites import fail_for
-from worker import queries
-from worker.queries import QueryService
+from weir.bus.naming import subjects
+from weir.repository.layout import RepositorySnapshot
+from weir.schemas.wire.model_control import ReadinessQuery, ReadinessReply, RepositoryView
+from weir.worker import queries
+from weir.worker.queries import QueryService
 
 READINESS, INDEX = subjects.readiness_replies("gateway"), subjects.repository_replies("gateway")
 
@@ -111,7 +111,7 @@ async def test_one_scan_serves_all_queries_that_came_before_it() -> None:
 async def test_queries_are_served_again_after_a_scan_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker()
     failures = iter([True, False])
-    fail_for(monkeypatch, "worker.queries:QueryService._reply_repository", lambda *_: next(failures))
+    fail_for(monkeypatch, "weir.worker.queries:QueryService._reply_repository", lambda *_: next(failures))
     async with asyncio.TaskGroup() as background:
         await worker.service.start(background)
         worker.bus.deliver(subjects.REPOSITORY_QUERY, b"", INDEX)

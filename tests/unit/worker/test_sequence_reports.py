@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from bus.naming import subjects
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.wire.messages import (
+from tests.support.collecting_bus import CollectingBus
+from tests.support.waiting import eventually
+from weir.bus.naming import subjects
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.wire.messages import (
     BatchEntry,
     BatchMessage,
     SequencePosition,
@@ -18,11 +20,9 @@ from schemas.wire.messages import (
     SequenceReport,
     StartedSequence,
 )
-from tests.support.collecting_bus import CollectingBus
-from tests.support.waiting import eventually
-from worker import sequence_reports
-from worker.execution.running_batch import RunningBatch
-from worker.sequence_reports import SequenceReporter, SequenceRoll
+from weir.worker import sequence_reports
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.sequence_reports import SequenceReporter, SequenceRoll
 
 REPLY = f"{subjects.sequence_reports('scheduler')}.1"
 

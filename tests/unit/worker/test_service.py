@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from schemas.wire.registry import WorkerRecord
 from tests.support.collecting_bus import CollectingBus
 from tests.support.contained_sites import fail_for
-from worker import service as service_module
-from worker.service import CounterSources, WorkerLoad, WorkerService
+from weir.schemas.wire.registry import WorkerRecord
+from weir.worker import service as service_module
+from weir.worker.service import CounterSources, WorkerLoad, WorkerService
 
 S = 1_000_000
 
@@ -81,7 +81,7 @@ def create(bus: Bus, dispatcher: Any) -> WorkerService:
 async def test_counters_that_can_not_be_read_do_not_hide_the_others(
     dispatcher: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site = "worker.service:WorkerService._statistics_row"
+    site = "weir.worker.service:WorkerService._statistics_row"
     fail_for(monkeypatch, site, lambda _self, _name, number, _served: number == 1)
     assert [row["version"] for row in create(Bus(), dispatcher).statistics()] == [2]
 
@@ -95,7 +95,7 @@ async def test_heartbeats_go_on_after_a_failure(dispatcher: Any, monkeypatch: py
         calls.append(1)
         return len(calls) < 3
 
-    fail_for(monkeypatch, "worker.service:WorkerService._send_heartbeat", fails_twice)
+    fail_for(monkeypatch, "weir.worker.service:WorkerService._send_heartbeat", fails_twice)
     bus = Bus()
     async with asyncio.TaskGroup() as background:
         before = asyncio.all_tasks()

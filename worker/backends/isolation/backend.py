@@ -21,13 +21,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
-from repository.completion import DescribedModel, DescribedTensor
-from repository.config_text import config_from_dict, config_to_json
-from schemas.config.model_config import ModelConfig, ModelOutput, ModelParameter
-from schemas.core.errors import WeirError, internal, invalid
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import (
+from weir.repository.completion import DescribedModel, DescribedTensor
+from weir.repository.config_text import config_from_dict, config_to_json
+from weir.schemas.config.model_config import ModelConfig, ModelOutput, ModelParameter
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import (
     Availability,
     Backend,
     Execution,
@@ -39,7 +39,7 @@ from worker.backend_api.interface import (
     Result,
     VersionLoader,
 )
-from worker.backends.isolation.messages import (
+from weir.worker.backends.isolation.messages import (
     BATCH_ERROR_PREFIX,
     DESCRIPTION_PARAMETER,
     MODEL_PARAMETER,
@@ -47,15 +47,15 @@ from worker.backends.isolation.messages import (
     decode_error,
     locate_backend,
 )
-from worker.backends.python.backend import PythonBackend
-from worker.cuda.pinned import PINNED
-from worker.devices.gpus import WorkerDevices
+from weir.worker.backends.python.backend import PythonBackend
+from weir.worker.cuda.pinned import PINNED
+from weir.worker.devices.gpus import WorkerDevices
 
 _CODE = Path(__file__).with_name("isolated_model.py")
 
 
 class IsolatedBackend:
-    """Has the capabilities of `inner` (`worker.backend_api.interface.Backend`), whose instances run in processes."""
+    """Has the capabilities of `inner` (`weir.worker.backend_api.interface.Backend`), whose instances run in processes."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner

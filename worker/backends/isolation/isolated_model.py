@@ -1,4 +1,4 @@
-"""The Python model that runs one instance of another backend in a process (`worker.backends.isolation.backend`).
+"""The Python model that runs one instance of another backend in a process (`weir.worker.backends.isolation.backend`).
 
 No file of a user lies beside it. Only here Weir's own packages are on the path of a model's process.
 """
@@ -16,23 +16,23 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from _weir_logger import log_exception
 
-_HERE = Path(__file__).resolve().parent
-# Weir's packages come before all others of the same name, and the modules of this folder are not on the path.
-sys.path[:] = [str(_HERE.parents[2]), *(entry for entry in sys.path if Path(entry or ".").resolve() != _HERE)]
+_HERE = Path(__file__).absolute().parent  # not resolved: in a checkout `weir/worker` is a link
+# Weir comes before a module of the same name, and the modules of this folder are not on the path.
+sys.path[:] = [str(_HERE.parents[3]), *(entry for entry in sys.path if Path(entry or ".").resolve() != _HERE.resolve())]
 
-from bus.payloads.arena import PayloadReader
-from repository.completion import DescribedModel
-from repository.config_text import config_from_dict, config_to_json
-from schemas.config.model_config import (
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.completion import DescribedModel
+from weir.repository.config_text import config_from_dict, config_to_json
+from weir.schemas.config.model_config import (
     InstanceGroup,
     ModelConfig,
 )
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import RESCHEDULED, Execution, InstanceDevice, InstanceDied, ModelVersion, Result
-from worker.backends.custom import CheckedInstance
-from worker.backends.isolation.messages import (
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import RESCHEDULED, Execution, InstanceDevice, InstanceDied, ModelVersion, Result
+from weir.worker.backends.custom import CheckedInstance
+from weir.worker.backends.isolation.messages import (
     BATCH_ERROR_PREFIX,
     DESCRIPTION_PARAMETER,
     MODEL_PARAMETER,
@@ -40,7 +40,7 @@ from worker.backends.isolation.messages import (
     encode_error,
     import_backend,
 )
-from worker.cuda.pinned import PINNED
+from weir.worker.cuda.pinned import PINNED
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 

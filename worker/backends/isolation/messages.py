@@ -11,9 +11,9 @@ import re
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from schemas.core.errors import ErrorCode, WeirError, internal
-from worker.backend_api.interface import Backend, ModelVersion
-from worker.backends.custom import import_file
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.worker.backend_api.interface import Backend, ModelVersion
+from weir.worker.backends.custom import import_file
 
 MODEL_PARAMETER = "weir_isolated"
 """The parameter that contains, in JSON, what the process loads."""
@@ -28,7 +28,7 @@ BATCH_ERROR_PREFIX = "\x00"
 """Precedes the message of an error that fails the whole batch, as opposed to a model's response to one request."""
 
 _ENCODED_ERROR = re.compile("\x00([0-9]+) (.*)\x00", re.DOTALL)
-_SOURCE_ROOT = Path(__file__).parents[3]
+_SOURCE_ROOT = Path(__file__).parents[4]
 
 
 def encode_error(error: WeirError) -> str:
@@ -58,7 +58,7 @@ def locate_backend(backend: Backend, model: ModelVersion) -> dict[str, str]:
     file = Path(inspect.getfile(kind)).resolve()
     if "." in kind.__qualname__:
         raise internal(f"backend {kind.__qualname__} is not at the top level of a module, so no process can import it")
-    if file.is_relative_to(_SOURCE_ROOT) and kind.__module__.startswith("worker."):
+    if file.is_relative_to(_SOURCE_ROOT) and kind.__module__.startswith("weir.worker."):
         return {"module": kind.__module__, "class": kind.__qualname__}
     return {"file": str(file), "class": kind.__qualname__}
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from repository.completion import DescribedModel
-from schemas.core.errors import WeirError, invalid
-from worker.backend_api.interface import Availability, Instance, InstanceDevice, LoadedModel, ModelVersion
-from worker.backends.array import ArrayInstance, ArrayRunner
-from worker.backends.onnxruntime.gpu_runner import open_device_runner
-from worker.backends.onnxruntime.options import CPU, OnnxOptions, cpu_providers, gpu_providers
-from worker.backends.onnxruntime.session import (
+from weir.repository.completion import DescribedModel
+from weir.schemas.core.errors import WeirError, invalid
+from weir.worker.backend_api.interface import Availability, Instance, InstanceDevice, LoadedModel, ModelVersion
+from weir.worker.backends.array import ArrayInstance, ArrayRunner
+from weir.worker.backends.onnxruntime.gpu_runner import open_device_runner
+from weir.worker.backends.onnxruntime.options import CPU, OnnxOptions, cpu_providers, gpu_providers
+from weir.worker.backends.onnxruntime.session import (
     NO_CUDA,
     NOT_INSTALLED,
     installation,
@@ -32,7 +32,7 @@ from worker.backends.onnxruntime.session import (
     preload_cuda,
     run_error,
 )
-from worker.backends.onnxruntime.tensors import (
+from weir.worker.backends.onnxruntime.tensors import (
     BFLOAT16,
     STRING,
     array_of,
@@ -42,12 +42,12 @@ from worker.backends.onnxruntime.tensors import (
     described,
     dims,
 )
-from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
-from worker.execution.batch_tensors import TensorDeclarations
+from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.execution.batch_tensors import TensorDeclarations
 
 
 class OnnxRuntimeBackend:
-    """Describes and loads ONNX models (`worker.backend_api.interface.Backend`)."""
+    """Describes and loads ONNX models (`weir.worker.backend_api.interface.Backend`)."""
 
     def availability(self, devices: WorkerDevices) -> Availability:
         """Any package of ONNX Runtime runs on the CPU, the one with the CUDA provider also on GPUs."""
@@ -115,7 +115,7 @@ class _OnnxModel:
             preload_cuda(self._library)
         if self._options.shares_session or self._has_string_inputs:
             return self._array_instance(self._session_on(device_id), device_id)
-        from worker.cuda.device_instance import DeviceInstance
+        from weir.worker.cuda.device_instance import DeviceInstance
 
         def open_runner(stream: Any) -> Any:
             return open_device_runner(self._library, self._model, self._options, self._names, stream)

@@ -9,7 +9,7 @@ import mmap
 from collections.abc import Iterator
 from pathlib import Path
 
-from schemas.core.errors import invalid
+from weir.schemas.core.errors import invalid
 
 _GRAPH, _INITIALIZER, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 13, 1, 2
 """Numbers of fields: ModelProto.graph, GraphProto.initializer, TensorProto.external_data, and the two of its entries."""

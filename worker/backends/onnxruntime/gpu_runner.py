@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from worker.backend_api.interface import DeviceRunner, DeviceTensor, InstanceStream, ModelVersion
-from worker.backends.onnxruntime.options import OnnxOptions, gpu_providers
-from worker.backends.onnxruntime.session import open_session, run_error
-from worker.backends.onnxruntime.tensors import STRING, array_of, bind_array, datatype, element_type
+from weir.worker.backend_api.interface import DeviceRunner, DeviceTensor, InstanceStream, ModelVersion
+from weir.worker.backends.onnxruntime.options import OnnxOptions, gpu_providers
+from weir.worker.backends.onnxruntime.session import open_session, run_error
+from weir.worker.backends.onnxruntime.tensors import STRING, array_of, bind_array, datatype, element_type
 
 
 def open_device_runner(
@@ -27,7 +27,7 @@ def open_device_runner(
 
 
 class OnnxDeviceRunner:
-    """Runs a session on device memory (`worker.backend_api.interface.DeviceRunner`). It completes `run_options`.
+    """Runs a session on device memory (`weir.worker.backend_api.interface.DeviceRunner`). It completes `run_options`.
 
     Inputs and outputs that only operations on the CPU use stay on the host. The session must have no string inputs, which
     can't be bound from Python.

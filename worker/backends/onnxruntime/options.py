@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from repository.paths import path_inside
-from runtime.limits.process_limits import computing_threads
-from schemas.config.model_config import Accelerator, ExecutionAccelerators, ModelConfig
-from schemas.core.errors import internal, invalid, unavailable
-from worker.backend_api.interface import ModelVersion
+from weir.repository.paths import path_inside
+from weir.runtime.limits.process_limits import computing_threads
+from weir.schemas.config.model_config import Accelerator, ExecutionAccelerators, ModelConfig
+from weir.schemas.core.errors import internal, invalid, unavailable
+from weir.worker.backend_api.interface import ModelVersion
 
 logger = logging.getLogger("weir.worker")
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.core.errors import WeirError, internal, unavailable
-from worker.backend_api.interface import DeviceLost, ModelVersion, installed_version
-from worker.backends.onnxruntime.options import CUDA, OnnxOptions, Provider
+from weir.schemas.core.errors import WeirError, internal, unavailable
+from weir.worker.backend_api.interface import DeviceLost, ModelVersion, installed_version
+from weir.worker.backends.onnxruntime.options import CUDA, OnnxOptions, Provider
 
 _CUDA_FAILURE = re.compile(r"CUDA (?:failure|error) (\d+)")
 _STICKY_ERRORS = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 722), 999})

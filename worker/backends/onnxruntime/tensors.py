@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from repository.completion import DescribedTensor
-from schemas.core.errors import invalid
-from schemas.core.tensors import BY_CONFIG_NAME, Datatype
+from weir.repository.completion import DescribedTensor
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.tensors import BY_CONFIG_NAME, Datatype
 
 _TYPES = {
     "tensor(float)": ("TYPE_FP32", 1),

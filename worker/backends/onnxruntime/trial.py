@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from repository.completion import DescribedModel
-from worker.backend_api.interface import ModelVersion
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.trial import tried
+from weir.repository.completion import DescribedModel
+from weir.worker.backend_api.interface import ModelVersion
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.worker.backends.trial import tried
 
 
 class OnnxTrial(OnnxRuntimeBackend):

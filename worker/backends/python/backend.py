@@ -12,10 +12,10 @@ import platform
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from repository.config_text import config_from_dict, config_to_json
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import SEQUENCE_START, InferRequest
-from worker.backend_api.interface import (
+from weir.repository.config_text import config_from_dict, config_to_json
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import SEQUENCE_START, InferRequest
+from weir.worker.backend_api.interface import (
     Availability,
     Execution,
     Instance,
@@ -25,12 +25,12 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.backends.python.channel import stream_lost
-from worker.backends.python.environment import check_parameters, environment_of
-from worker.backends.python.microbatch import ProcessMicrobatch
-from worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess, auto_complete
-from worker.backends.python.supervisor import ProcessLimits, ProcessSupervisor, SupervisedInstance
-from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.backends.python.channel import stream_lost
+from weir.worker.backends.python.environment import check_parameters, environment_of
+from weir.worker.backends.python.microbatch import ProcessMicrobatch
+from weir.worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess, auto_complete
+from weir.worker.backends.python.supervisor import ProcessLimits, ProcessSupervisor, SupervisedInstance
+from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
 
 logger = logging.getLogger("weir.worker")
 
@@ -39,7 +39,7 @@ MAX_TRACKED_SEQUENCES = 100_000
 
 
 class PythonBackend:
-    """Runs the models of Triton's Python backend (`worker.backend_api.interface.Backend`).
+    """Runs the models of Triton's Python backend (`weir.worker.backend_api.interface.Backend`).
 
     With `code` it is one of Triton's Python-based backends: that file is the code of all its models, whose folders hold
     whatever the code reads. Source: Triton 2.51, observed.

@@ -3,7 +3,8 @@
 A model's process may have any number of calls open, from its threads and coroutines, during `execute` and after it. Each
 process has a connection of its own, which the worker's event loop reads and writes. A model may therefore call a model of
 the same worker while its own instance's thread waits in `execute`. Requests take the same path as those of clients, through
-the queue of the called model (`worker.backend_api.inference_client`). The calls of a process are cancelled when it ends.
+the queue of the called model (`weir.worker.backend_api.inference_client`). The calls of a process are cancelled when it
+ends.
 
 Error texts are those of Triton's Python backend ("BLS").
 """
@@ -21,19 +22,19 @@ from typing import Any, cast
 
 import msgpack
 
-from client.catalog import Catalog
-from client.in_flight import PendingRequest
-from client.model_control import ModelControl
-from runtime.containment import contained, report
-from schemas.core import request_limits
-from schemas.core.errors import ErrorCode, WeirError, internal, unavailable
-from schemas.core.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.core.tensors import DATATYPES, PayloadRef, Tensor
-from telemetry.tracing.context import context_of
-from worker.backend_api.custom_metrics import LoadMetrics, ModelMetrics
-from worker.backend_api.inference_client import InferenceClient
-from worker.python_stub._weir_channel import LENGTH, Kind
-from worker.python_stub._weir_memory import MemoryReader
+from weir.calls.catalog import Catalog
+from weir.calls.in_flight import PendingRequest
+from weir.calls.model_control import ModelControl
+from weir.runtime.containment import contained, report
+from weir.schemas.core import request_limits
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, unavailable
+from weir.schemas.core.requests import InferRequest, InferResponse, RequestedOutput
+from weir.schemas.core.tensors import DATATYPES, PayloadRef, Tensor
+from weir.telemetry.tracing.context import context_of
+from weir.worker.backend_api.custom_metrics import LoadMetrics, ModelMetrics
+from weir.worker.backend_api.inference_client import InferenceClient
+from weir.worker.python_stub._weir_channel import LENGTH, Kind
+from weir.worker.python_stub._weir_memory import MemoryReader
 
 logger = logging.getLogger("weir.worker")
 
@@ -45,7 +46,7 @@ _SEQUENCE_FLAGS = 3
 
 
 class ProcessCallServer:
-    """Accepts the connections of all processes of a worker (`worker.backend_api.interface.ProcessCalls`).
+    """Accepts the connections of all processes of a worker (`weir.worker.backend_api.interface.ProcessCalls`).
 
     Created in the worker's event loop.
     """
@@ -89,7 +90,7 @@ class ProcessCallServer:
         except OSError:
             pass  # the process has ended
         except Exception as error:  # noqa: BLE001 - reported; the calls of the process fail instead of waiting
-            report("worker.backends.python.calls: connecting the calls of a process", error)
+            report("weir.worker.backends.python.calls: connecting the calls of a process", error)
         end.close()
         connection.connection_lost(None)
 
@@ -171,7 +172,7 @@ class ProcessConnection(asyncio.Protocol):
         except WeirError as error:
             self._unreachable = error  # the error of the calls that have arrived; the next call tries again
         except Exception as error:  # noqa: BLE001 - reported; the process must get a response in any case
-            report("worker.backends.python.calls: opening the calls of a process", error)
+            report("weir.worker.backends.python.calls: opening the calls of a process", error)
             self._unreachable = _internal_error(error)
         self._handle_buffered()
         if self._transport is not None and not self._is_closed:

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from runtime.containment import contained
-from schemas.core.errors import ErrorCode, WeirError, internal, unavailable
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import Execution, Result
-from worker.python_stub._weir_channel import Channel, Kind
-from worker.python_stub._weir_memory import MemoryReader
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, unavailable
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import Execution, Result
+from weir.worker.python_stub._weir_channel import Channel, Kind
+from weir.worker.python_stub._weir_memory import MemoryReader
 
 logger = logging.getLogger("weir.worker")
 

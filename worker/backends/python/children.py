@@ -1,7 +1,7 @@
 """Starts the processes of Python models: as forks of a fork server where that makes no difference, else as commands.
 
 Importing Python, numpy and the stub takes most of the time in which a small model loads, or a process that crashed is
-replaced. The fork server (`worker.python_stub._weir_fork_server`) has imported them once, without user code.
+replaced. The fork server (`weir.worker.python_stub._weir_fork_server`) has imported them once, without user code.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
 
-from worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
-from worker.devices.host_policy import UNBOUND, HostPolicy
-from worker.python_stub._weir_fork_server import ARGUMENT, MAX_FDS, MAX_REQUEST_BYTES, STATUS
+from weir.worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
+from weir.worker.devices.host_policy import UNBOUND, HostPolicy
+from weir.worker.python_stub._weir_fork_server import ARGUMENT, MAX_FDS, MAX_REQUEST_BYTES, STATUS
 
 logger = logging.getLogger("weir.worker")
 
@@ -33,7 +33,7 @@ START_TIMEOUT_S = 30.0
 STARTUP_PREFIXES = ("PYTHON", "LD_", "OMP_", "OPENBLAS_", "GOTO_", "MKL_", "BLIS_", "KMP_", "NPY_", "MALLOC_", "GLIBC_")
 """Variables that are read when Python or a library starts. Where they differ from the fork server's, nothing is forked."""
 
-_STUB = Path(__file__).parents[2] / "python_stub" / "stub.py"
+_STUB = (Path(__file__).parents[2] / "python_stub" / "stub.py").resolve()  # as Python puts its folder on the path
 _STANDARD_FDS = (1, 2)
 _RELEASE_TIMEOUT_S = 1.0
 

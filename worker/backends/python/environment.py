@@ -29,11 +29,11 @@ from typing import NamedTuple
 
 import msgpack
 
-from repository.paths import MAX_REQUIREMENTS_BYTES, read_small_file
-from runtime.child_processes import run_in_group
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, internal, invalid
-from worker.backend_api.interface import ModelVersion
+from weir.repository.paths import MAX_REQUIREMENTS_BYTES, read_small_file
+from weir.runtime.child_processes import run_in_group
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.worker.backend_api.interface import ModelVersion
 
 logger = logging.getLogger("weir.worker")
 

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from runtime.containment import contained
-from schemas.core.errors import internal
-from worker.backend_api.interface import EndedRequest, Result
-from worker.python_stub._weir_channel import Channel, StartTickets
-from worker.python_stub._weir_memory import MemoryReader
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import internal
+from weir.worker.backend_api.interface import EndedRequest, Result
+from weir.worker.python_stub._weir_channel import Channel, StartTickets
+from weir.worker.python_stub._weir_memory import MemoryReader
 
 _CHUNK_BYTES = 64 * 1024
 _MAX_OUTCOME_BYTES = 1 << 29
@@ -79,7 +79,7 @@ class MicrobatchHost(NamedTuple):
 
 
 class ProcessMicrobatch:
-    """Implements `worker.backend_api.interface.MicrobatchRun` for `count` requests, the message with which was sent.
+    """Implements `weir.worker.backend_api.interface.MicrobatchRun` for `count` requests, the message with which was sent.
 
     `on_close` is called by `close`, in the instance's thread.
     """

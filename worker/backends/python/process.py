@@ -24,23 +24,23 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runtime.child_processes import KillOnParentExit
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import PayloadRef, Reference
-from telemetry.log_settings import LogSettings
-from telemetry.logs import current_settings
-from telemetry.tracing.context import exported_context
-from worker.backend_api.custom_metrics import LoadMetrics
-from worker.backend_api.interface import RESCHEDULED, CallConnection, Execution, ProcessCalls, Result
-from worker.backends.python.channel import ResponseReader, execution_error, unpack_response
-from worker.backends.python.children import start_stub
-from worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
-from worker.backends.python.microbatch import MicrobatchHost, OutcomeReader, ProcessMicrobatch
-from worker.devices.host_policy import HostPolicy
-from worker.python_stub._weir_channel import INLINE_LIMIT, Channel, Kind, StartTickets
-from worker.python_stub._weir_memory import MemoryReader, MemoryWriter, create_memory
-from worker.python_stub._weir_parent_watch import PROBE_REPLY, PROBE_REQUEST
+from weir.runtime.child_processes import KillOnParentExit
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import PayloadRef, Reference
+from weir.telemetry.log_settings import LogSettings
+from weir.telemetry.logs import current_settings
+from weir.telemetry.tracing.context import exported_context
+from weir.worker.backend_api.custom_metrics import LoadMetrics
+from weir.worker.backend_api.interface import RESCHEDULED, CallConnection, Execution, ProcessCalls, Result
+from weir.worker.backends.python.channel import ResponseReader, execution_error, unpack_response
+from weir.worker.backends.python.children import start_stub
+from weir.worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
+from weir.worker.backends.python.microbatch import MicrobatchHost, OutcomeReader, ProcessMicrobatch
+from weir.worker.devices.host_policy import HostPolicy
+from weir.worker.python_stub._weir_channel import INLINE_LIMIT, Channel, Kind, StartTickets
+from weir.worker.python_stub._weir_memory import MemoryReader, MemoryWriter, create_memory
+from weir.worker.python_stub._weir_parent_watch import PROBE_REPLY, PROBE_REQUEST
 
 logger = logging.getLogger("weir.worker")
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from runtime.child_processes import RestartHistory, RestartPolicy
-from runtime.containment import report
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import invalid
-from worker.backend_api.interface import InstanceUnavailable
-from worker.backend_api.version_health import VersionHealth
-from worker.backends.python.process import PythonProcess, StartFailed, load_with_retries
+from weir.runtime.child_processes import RestartHistory, RestartPolicy
+from weir.runtime.containment import report
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import invalid
+from weir.worker.backend_api.interface import InstanceUnavailable
+from weir.worker.backend_api.version_health import VersionHealth
+from weir.worker.backends.python.process import PythonProcess, StartFailed, load_with_retries
 
 logger = logging.getLogger("weir.worker")
 
@@ -345,7 +345,7 @@ class ProcessSupervisor:
         except (OSError, RuntimeError) as error:  # there are too many processes, threads or open files
             failure = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 - reported; the instance would otherwise never have a process again
-            report("worker.backends.python.supervisor: starting the process of a model", error)
+            report("weir.worker.backends.python.supervisor: starting the process of a model", error)
             failure = f"{type(error).__name__}: {error}"
         finally:
             with self._changed:

@@ -3,7 +3,7 @@
 Instances are threads, because torch releases the interpreter's lock, and share programs that keep no state. TorchScript
 modules may keep state, which can't be detected, so each instance has a copy unless the module is frozen or the parameter
 ENABLE_WEIGHT_SHARING allows sharing. Packages of AOTInductor hold the lock, and classes are user code: these run in
-processes of their own (`worker.backends.isolation`).
+processes of their own (`weir.worker.backends.isolation`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from repository.completion import DescribedModel
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, internal, invalid, unavailable
-from worker.backend_api.interface import (
+from weir.repository.completion import DescribedModel
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
+from weir.worker.backend_api.interface import (
     MAX_DEVICE_BATCHES,
     Availability,
     Instance,
@@ -25,10 +25,10 @@ from worker.backend_api.interface import (
     ModelVersion,
     installed_version,
 )
-from worker.backends.array import ArrayInstance
-from worker.backends.pytorch import library as pytorch_library
-from worker.backends.pytorch.library import TorchOptions, torch_library
-from worker.backends.pytorch.programs import (
+from weir.worker.backends.array import ArrayInstance
+from weir.worker.backends.pytorch import library as pytorch_library
+from weir.worker.backends.pytorch.library import TorchOptions, torch_library
+from weir.worker.backends.pytorch.programs import (
     Artifact,
     CompiledProgram,
     ExportedProgram,
@@ -39,11 +39,11 @@ from worker.backends.pytorch.programs import (
     describe_tensors,
     find_artifact,
 )
-from worker.backends.pytorch.runner import TorchCall, TorchRunner
-from worker.backends.pytorch.signature import check_strings, input_places, output_places
-from worker.backends.pytorch.tensors import TensorConverter
-from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
-from worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
+from weir.worker.backends.pytorch.runner import TorchCall, TorchRunner
+from weir.worker.backends.pytorch.signature import check_strings, input_places, output_places
+from weir.worker.backends.pytorch.tensors import TensorConverter
+from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
 
 logger = logging.getLogger("weir.worker")
 
@@ -51,7 +51,7 @@ _ON_CPU = ("KIND_CPU", "KIND_AUTO")
 
 
 class PyTorchBackend:
-    """Describes and loads PyTorch models (`worker.backend_api.interface.Backend`)."""
+    """Describes and loads PyTorch models (`weir.worker.backend_api.interface.Backend`)."""
 
     def availability(self, devices: WorkerDevices) -> Availability:
         """Torch runs on the CPU; a build of it for CUDA also on GPUs."""
@@ -72,7 +72,7 @@ class PyTorchBackend:
         return Availability(runs_on, formats, version, problems)
 
     def prefers_process(self, model: ModelVersion) -> bool:
-        """Whether instances run in processes of their own by default (`worker.backends.isolation`)."""
+        """Whether instances run in processes of their own by default (`weir.worker.backends.isolation`)."""
         artifact = find_artifact(model)
         return artifact.format is Format.MODULE or (
             artifact.format is Format.COMPILED and _instances_on_cpu(model.config) > 1
@@ -119,8 +119,8 @@ class _TorchModel:
             return ArrayInstance(runner, config, outputs, states)
 
         self._uses_gpu = True
-        from worker.backends.pytorch.runner import TorchDeviceRunner
-        from worker.cuda.device_instance import DeviceInstance
+        from weir.worker.backends.pytorch.runner import TorchDeviceRunner
+        from weir.worker.cuda.device_instance import DeviceInstance
 
         def open_runner(stream: Any) -> TorchDeviceRunner:
             return TorchDeviceRunner(torch, TorchCall(torch, program, config, wanted), options, wanted, stream)

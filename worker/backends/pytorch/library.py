@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import invalid, unavailable
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import invalid, unavailable
 
 _NOT_INSTALLED = "the torch package is not installed: install weir-serve[torch]"
 

@@ -15,12 +15,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from repository.completion import DescribedTensor
-from schemas.core.errors import WeirError, invalid, unavailable
-from worker.backend_api.interface import ModelVersion
-from worker.backends.custom import import_file
-from worker.backends.pytorch.library import TorchOptions
-from worker.backends.pytorch.signature import STRINGS, Argument, Signature
+from weir.repository.completion import DescribedTensor
+from weir.schemas.core.errors import WeirError, invalid, unavailable
+from weir.worker.backend_api.interface import ModelVersion
+from weir.worker.backends.custom import import_file
+from weir.worker.backends.pytorch.library import TorchOptions
+from weir.worker.backends.pytorch.signature import STRINGS, Argument, Signature
 
 _MODULE_FILE = "model.py"
 _DEFAULT_FILES = ("model.pt", "model.pt2")

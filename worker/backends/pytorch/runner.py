@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, internal, invalid, unavailable
-from schemas.core.tensors import BY_CONFIG_NAME
-from worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceStream
-from worker.backends.pytorch.library import TorchOptions
-from worker.backends.pytorch.programs import NotGiven, Program
-from worker.backends.pytorch.signature import TENSOR, Argument, input_places, no_such_output, output_places
-from worker.backends.pytorch.tensors import TensorConverter
-from worker.execution.batch_tensors import NamedDatatype
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
+from weir.schemas.core.tensors import BY_CONFIG_NAME
+from weir.worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceStream
+from weir.worker.backends.pytorch.library import TorchOptions
+from weir.worker.backends.pytorch.programs import NotGiven, Program
+from weir.worker.backends.pytorch.signature import TENSOR, Argument, input_places, no_such_output, output_places
+from weir.worker.backends.pytorch.tensors import TensorConverter
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 logger = logging.getLogger("weir.worker")
 
@@ -143,7 +143,7 @@ def _is_out_of_memory(torch: Any, error: Exception) -> bool:
 
 
 class TorchRunner:
-    """A model on the host, or wherever it places itself, as a `worker.backends.array.ArrayRunner`.
+    """A model on the host, or wherever it places itself, as a `weir.worker.backends.array.ArrayRunner`.
 
     `outputs` are those of the call, and `states` those of them that sequences keep. Created in the thread of its instance.
     """
@@ -201,7 +201,7 @@ def _without_frames(text: str) -> str:
 
 
 class TorchDeviceRunner:
-    """A model on a GPU (`worker.backend_api.interface.DeviceRunner`). Created in the thread of its instance.
+    """A model on a GPU (`weir.worker.backend_api.interface.DeviceRunner`). Created in the thread of its instance.
 
     Memory that torch allocates during a call belongs to the stream, and is reused only for later work of that stream.
     """

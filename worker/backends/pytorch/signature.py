@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, invalid
-from worker.execution.batch_tensors import BatchInputs
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, invalid
+from weir.worker.execution.batch_tensors import BatchInputs
 
 TENSOR = "tensor"
 STRINGS = "strings"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from schemas.core.errors import invalid
-from schemas.core.tensors import DATATYPES
-from worker.backend_api.interface import DeviceTensor
-from worker.backends.pytorch.signature import STRINGS, TENSOR, Argument
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.tensors import DATATYPES
+from weir.worker.backend_api.interface import DeviceTensor
+from weir.worker.backends.pytorch.signature import STRINGS, TENSOR, Argument
 
 _TORCH_NAMES = {
     "BOOL": "bool",

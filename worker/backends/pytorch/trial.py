@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from repository.completion import DescribedModel, DescribedTensor
-from schemas.core.errors import invalid
-from schemas.core.tensors import Tensor
-from schemas.kserve.sample_inputs import declared_inputs
-from worker.backend_api.interface import ModelVersion
-from worker.backends.pytorch.backend import PyTorchBackend, open_program
-from worker.backends.pytorch.library import TorchOptions, torch_library
-from worker.backends.pytorch.programs import find_artifact
-from worker.backends.pytorch.runner import TorchCall
-from worker.backends.trial import BATCH, Output, tried, try_out
+from weir.repository.completion import DescribedModel, DescribedTensor
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.sample_inputs import declared_inputs
+from weir.worker.backend_api.interface import ModelVersion
+from weir.worker.backends.pytorch.backend import PyTorchBackend, open_program
+from weir.worker.backends.pytorch.library import TorchOptions, torch_library
+from weir.worker.backends.pytorch.programs import find_artifact
+from weir.worker.backends.pytorch.runner import TorchCall
+from weir.worker.backends.trial import BATCH, Output, tried, try_out
 
 
 class TorchTrial(PyTorchBackend):

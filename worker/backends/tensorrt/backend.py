@@ -15,11 +15,11 @@ import logging
 import threading
 from typing import Any
 
-from repository.completion import DescribedModel
-from repository.paths import path_inside
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, internal, invalid
-from worker.backend_api.interface import (
+from weir.repository.completion import DescribedModel
+from weir.repository.paths import path_inside
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
+from weir.worker.backend_api.interface import (
     Availability,
     Instance,
     InstanceDevice,
@@ -27,9 +27,9 @@ from worker.backend_api.interface import (
     ModelVersion,
     installed_version,
 )
-from worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
-from worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, find_gpus, has_cuda_bindings
-from worker.execution.batch_tensors import TensorDeclarations
+from weir.worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
+from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, find_gpus, has_cuda_bindings
+from weir.worker.execution.batch_tensors import TensorDeclarations
 
 logger = logging.getLogger("weir.tensorrt")
 
@@ -41,7 +41,7 @@ NOT_INSTALLED = "the tensorrt package is not installed: install weir-serve[tenso
 
 
 class TensorRtBackend:
-    """Describes and loads TensorRT plans (`worker.backend_api.interface.Backend`)."""
+    """Describes and loads TensorRT plans (`weir.worker.backend_api.interface.Backend`)."""
 
     def availability(self, devices: WorkerDevices) -> Availability:
         """Requires the package `tensorrt` and a GPU."""
@@ -89,7 +89,7 @@ class _TensorRtModel:
         def open_runner(stream: Any) -> TensorRtRunner:
             return TensorRtRunner(engine, stream, names, config.name, options)
 
-        from worker.cuda.device_instance import DeviceInstance
+        from weir.worker.cuda.device_instance import DeviceInstance
 
         return DeviceInstance(open_runner, device, config, outputs, states)
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from repository.completion import DescribedModel, DescribedTensor
-from schemas.core.errors import WeirError, internal, invalid
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, name_of_numpy
-from worker.backend_api.interface import DeviceLost, DeviceMemory, DeviceTensor, InstanceStream
+from weir.repository.completion import DescribedModel, DescribedTensor
+from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, name_of_numpy
+from weir.worker.backend_api.interface import DeviceLost, DeviceMemory, DeviceTensor, InstanceStream
 
 CONFIG_TYPES: Mapping[str, str] = {
     "BOOL": "TYPE_BOOL",
@@ -201,7 +201,7 @@ NO_OPTIONS = RunnerOptions()
 
 
 class TensorRtRunner:
-    """Runs an engine on the stream of an instance (`worker.backend_api.interface.DeviceRunner`); returns `outputs`.
+    """Runs an engine on the stream of an instance (`weir.worker.backend_api.interface.DeviceRunner`); returns `outputs`.
 
     Outputs whose size depends on the values of inputs are allocated while the engine runs. The calls and their return
     values are documented identically for TensorRT 10 and 11.

@@ -11,7 +11,7 @@ if "weir" in sys.orig_argv:
     sys.path.insert(0, str(Path(__file__).parents[4]))
 
     if "worker" in sys.orig_argv:
-        from worker.devices import gpus
+        from weir.worker.devices import gpus
 
         found = gpus.HostGpus((gpus.Gpu(0, "GPU-00000000-0000-0000-0000-000000000000", "fake", 1 << 34, (9, 0)),))
         gpus.find_gpus = lambda: found

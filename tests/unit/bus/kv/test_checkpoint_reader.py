@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bus.kv import sequence_states
-from bus.kv.sequence_states import PIECE_BYTES, CheckpointReader, SequenceStates, StoredSequence
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.thread_publisher import Outgoing
-from schemas.core.requests import SEQUENCE_START
+from weir.bus.kv import sequence_states
+from weir.bus.kv.sequence_states import PIECE_BYTES, CheckpointReader, SequenceStates, StoredSequence
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.thread_publisher import Outgoing
+from weir.schemas.core.requests import SEQUENCE_START
 
 
 @pytest.fixture(scope="module")

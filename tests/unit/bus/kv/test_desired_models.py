@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from bus.kv.desired_models import DesiredModels, next_revision
-from bus.kv.model_files import ModelFiles, object_name, revision_of
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import ensure_streams
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.wire.model_control import DesiredModel, WantedModel
 from tests.support.waiting import eventually
+from weir.bus.kv.desired_models import DesiredModels, next_revision
+from weir.bus.kv.model_files import ModelFiles, object_name, revision_of
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import ensure_streams
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.wire.model_control import DesiredModel, WantedModel
 
 LOADED = DesiredModel("a.b", 7, WantedModel(True, "{}"))
 

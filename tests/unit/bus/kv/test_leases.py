@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bus.kv import leases as leases_module
-from bus.kv.leases import SAFETY_S, TTL_S, Leases
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.acked_publisher import AckedPublisher
 from tests.support.waiting import eventually
+from weir.bus.kv import leases as leases_module
+from weir.bus.kv.leases import SAFETY_S, TTL_S, Leases
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.acked_publisher import AckedPublisher
 
 
 @pytest.fixture(scope="module")

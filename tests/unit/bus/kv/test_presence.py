@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from bus.kv.presence import Presence, PresenceView
-from bus.naming import subjects
-from bus.nats.connection import Message
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage
-from schemas.wire.registry import RoleRecord
 from tests.support.collecting_bus import CollectingBus
+from weir.bus.kv.presence import Presence, PresenceView
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Message
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage
+from weir.schemas.wire.registry import RoleRecord
 
 RECORD = RoleRecord(role="scheduler", id="scheduler-1", host="ab", pid=1, since_ms=1, queues=[("m", 0, 7)])
 

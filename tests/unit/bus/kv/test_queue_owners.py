@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bus.kv.queue_owners import OwnerRecord, QueueOwners
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from schemas.wire.messages import MAX_EPOCH
+from weir.bus.kv.queue_owners import OwnerRecord, QueueOwners
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.schemas.wire.messages import MAX_EPOCH
 
 NOW_MS = 1_700_000_000_000
 

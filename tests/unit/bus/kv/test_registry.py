@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from bus.kv import registry
-from bus.kv.registry import RegistryWriter
-from bus.naming import subjects
-from bus.nats.protocol import Message
-from schemas.wire.registry import ModelRecord, WorkerRecord
+from weir.bus.kv import registry
+from weir.bus.kv.registry import RegistryWriter
+from weir.bus.naming import subjects
+from weir.bus.nats.protocol import Message
+from weir.schemas.wire.registry import ModelRecord, WorkerRecord
 
 
 class Broker:

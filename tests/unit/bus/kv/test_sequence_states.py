@@ -7,9 +7,9 @@ from typing import Any, cast
 import pytest
 from nats.js.errors import NotFoundError, ServerError
 
-from bus.kv.sequence_states import SequenceStates
-from bus.streams import declarations as streams
-from schemas.core.errors import ErrorCode, WeirError
+from weir.bus.kv.sequence_states import SequenceStates
+from weir.bus.streams import declarations as streams
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 class FullBroker:

@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bus.kv import settings
-from bus.kv.settings import LOGGING, MAX_SETTING_BYTES, TRACE, SharedSettings, follow_log
-from bus.kv.view import KvBucket
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import ensure_streams
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.waiting import eventually
+from weir.bus.kv import settings
+from weir.bus.kv.settings import LOGGING, MAX_SETTING_BYTES, TRACE, SharedSettings, follow_log
+from weir.bus.kv.view import KvBucket
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import ensure_streams
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 @pytest.fixture

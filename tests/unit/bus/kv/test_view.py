@@ -10,19 +10,19 @@ import pytest
 from nats.js.api import KeyValueConfig
 from nats.js.errors import NotFoundError
 
-from bus.kv.desired_models import DesiredModels
-from bus.kv.known_models import KnownModels
-from bus.kv.registry import RegistryView, RegistryWriter
-from bus.kv.settings import TRACE, SharedSettings
-from bus.kv.view import KvBucket, KvView
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import ensure_bucket, ensure_streams
-from runtime import containment
-from schemas.wire.model_control import DesiredModel, WantedModel
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 from tests.support.waiting import eventually
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.registry import RegistryView, RegistryWriter
+from weir.bus.kv.settings import TRACE, SharedSettings
+from weir.bus.kv.view import KvBucket, KvView
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import ensure_bucket, ensure_streams
+from weir.runtime import containment
+from weir.schemas.wire.model_control import DesiredModel, WantedModel
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 
 @pytest.fixture(scope="module")

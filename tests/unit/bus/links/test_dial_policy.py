@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.links.dial_policy import (
+from weir.bus.links.dial_policy import (
     FIRST_PAUSE_S,
     IDLE_S,
     MAX_OWNERS,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.links.framing import (
+from weir.bus.links.framing import (
     HEADER,
     MAX_FRAME_BYTES,
     FrameReader,

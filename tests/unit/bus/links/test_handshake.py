@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bus.links import handshake
-from bus.links.handshake import Handshake, HandshakeError, new_secret
+from weir.bus.links import handshake
+from weir.bus.links.handshake import Handshake, HandshakeError, new_secret
 
 SECRET = new_secret()
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.links import folder, link, links
-from bus.links.framing import HEADER, Outgoing, pack_frames, pack_subjects
-from bus.links.link import Link, LinkEnd, Sent
-from bus.links.links import Links
 from tests.support.waiting import eventually
+from weir.bus.links import folder, link, links
+from weir.bus.links.framing import HEADER, Outgoing, pack_frames, pack_subjects
+from weir.bus.links.link import Link, LinkEnd, Sent
+from weir.bus.links.links import Links
 
 TAKEN = ("work.w", "release.w")
 

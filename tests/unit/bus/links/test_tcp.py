@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from bus.links import handshake, tcp
-from bus.links.framing import HEADER
-from bus.links.handshake import Handshake, HandshakeError
-from bus.links.link import Frames, LinkEnd
-from bus.links.tcp import TcpListener, open_link
-from bus.links.tcp_link import TcpLink
-from schemas.core.names import ListenAddress
-from schemas.wire.transfers import OwnerAddress
 from tests.support.raw_links import RawEnd, dial, proven
 from tests.support.waiting import eventually
+from weir.bus.links import handshake, tcp
+from weir.bus.links.framing import HEADER
+from weir.bus.links.handshake import Handshake, HandshakeError
+from weir.bus.links.link import Frames, LinkEnd
+from weir.bus.links.tcp import TcpListener, open_link
+from weir.bus.links.tcp_link import TcpLink
+from weir.schemas.core.names import ListenAddress
+from weir.schemas.wire.transfers import OwnerAddress
 
 
 class Server:

@@ -2,7 +2,16 @@
 
 import pytest
 
-from bus.naming.identity import HOST_VARIABLE, host, host_of, lies_elsewhere, new_id, own_id, owner_of, shares_memory
+from weir.bus.naming.identity import (
+    HOST_VARIABLE,
+    host,
+    host_of,
+    lies_elsewhere,
+    new_id,
+    own_id,
+    owner_of,
+    shares_memory,
+)
 
 
 def test_processes_of_this_host_share_memory() -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.naming.live_queues import LiveLayout, LiveQueue
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import LIVE_MAX_BYTES, ensure_streams
+from weir.bus.naming.live_queues import LiveLayout, LiveQueue
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import LIVE_MAX_BYTES, ensure_streams
 
 
 def learnt(streams: int) -> LiveLayout:

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from bus.naming import durable_subjects, subjects
-from bus.naming.permissions import USERS, allows, anything, nats_conf, permissions
+from weir.bus.naming import durable_subjects, subjects
+from weir.bus.naming.permissions import USERS, allows, anything, nats_conf, permissions
 
 NO_SUBJECTS = {
     "token",

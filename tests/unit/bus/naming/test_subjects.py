@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.naming import subjects
-from bus.naming.live_queues import LiveLayout, LiveQueue
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveLayout, LiveQueue
 
 
 @pytest.mark.parametrize("name", ["resnet50", "a-b_c", "X"])

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.nats.access import MAX_DISCOVERED, ServerPool
+from weir.bus.nats.access import MAX_DISCOVERED, ServerPool
 
 
 def in_order(servers: list[Any]) -> None:

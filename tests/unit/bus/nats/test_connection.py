@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from bus.naming import subjects
-from bus.nats import connection
-from bus.nats.connection import Bus
+from weir.bus.naming import subjects
+from weir.bus.nats import connection
+from weir.bus.nats.connection import Bus
 
 
 async def test_no_server_is_one_error() -> None:

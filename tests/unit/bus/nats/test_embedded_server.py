@@ -13,8 +13,9 @@ import nats
 import psutil
 import pytest
 
-from bus.nats import embedded_server
-from bus.nats.embedded_server import (
+from tests.support.waiting import wait_until
+from weir.bus.nats import embedded_server
+from weir.bus.nats.embedded_server import (
     MAX_PAYLOAD,
     STORE_OF_EARLIER_RELEASES_BYTES,
     STORE_SHARE,
@@ -23,7 +24,6 @@ from bus.nats.embedded_server import (
     find_binary,
     url_of_folder,
 )
-from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_there_is_no_url_before_the_first_start(server: EmbeddedNats) -> None:
 
 def test_it_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from bus.nats.embedded_server import EmbeddedNats\n"
+        "import sys, time; from pathlib import Path; from weir.bus.nats.embedded_server import EmbeddedNats\n"
         "server = EmbeddedNats(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.nats.protocol import Message, NatsProtocol
-from runtime import containment
+from weir.bus.nats.protocol import Message, NatsProtocol
+from weir.runtime import containment
 
 
 class Wire(asyncio.Transport):
@@ -159,8 +159,8 @@ async def test_callbacks_that_fail_are_counted_and_cost_the_others_nothing() -> 
     peer.feed(HEALTHY * 2)
     assert delivered == [b"healthy"] * 2
     counted = {place: count - before.get(place, 0) for place, count in containment.failures().items()}
-    assert counted["bus.nats.protocol: dispatching a message"] == 2
-    assert counted["bus.nats.protocol: running a deferred callback"] == 2
+    assert counted["weir.bus.nats.protocol: dispatching a message"] == 2
+    assert counted["weir.bus.nats.protocol: running a deferred callback"] == 2
 
 
 def mutated(pieces: list[bytes], places: list[tuple[float, bytes]]) -> bytes:

@@ -12,10 +12,10 @@ from nats.errors import NoRespondersError
 from nats.js.api import ConsumerConfig, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, KeyWrongLastSequenceError, NoStreamResponseError, NotFoundError
 
-from bus.nats import jetstream
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.jetstream import DeliveryInfo, JetStream, parse_ack_subject
+from weir.bus.nats import jetstream
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.jetstream import DeliveryInfo, JetStream, parse_ack_subject
 
 NO_LEADER = b'{"type":"x","error":{"code":503,"err_code":10008,"description":"temporarily unavailable"}}'
 NOT_FOUND = b'{"error":{"code":404,"err_code":10059,"description":"stream not found"}}'

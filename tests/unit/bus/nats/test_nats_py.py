@@ -8,10 +8,10 @@ import sys
 import pytest
 
 ENTRIES = (
-    "scheduler.main",
-    "worker.main",
-    "durable.main",
-    "gateway.main",
+    "weir.scheduler.main",
+    "weir.worker.main",
+    "weir.durable.main",
+    "weir.gateway.main",
     "weir.status.watch",
     "weir.commands.push",
     "weir.commands.dead_letters",
@@ -26,6 +26,6 @@ def test_aiohttp_is_not_imported(module: str) -> None:
 
 
 def test_code_of_users_can_import_aiohttp() -> None:
-    code = "import bus.nats.nats_py, aiohttp; print(bool(aiohttp.ClientSession))"
+    code = "import weir.bus.nats.nats_py, aiohttp; print(bool(aiohttp.ClientSession))"
     ran = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "True"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.protocol import Message, NatsProtocol, connect_options
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.protocol import Message, NatsProtocol, connect_options
 
 
 class Wire(asyncio.Transport):

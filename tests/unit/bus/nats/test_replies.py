@@ -7,9 +7,9 @@ from typing import cast
 
 import pytest
 
-from bus.nats.connection import Bus, Message
-from bus.nats.replies import ReplyInbox
 from tests.support.collecting_bus import CollectingBus
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.replies import ReplyInbox
 
 
 class Responders(CollectingBus):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.links import folder
-from bus.links.link import LinkEnd, Sent
-from bus.nats.thread_publisher import ThreadPublisher
 from tests.support.collecting_bus import CollectingBus
 from tests.support.waiting import eventually
+from weir.bus.links import folder
+from weir.bus.links.link import LinkEnd, Sent
+from weir.bus.nats.thread_publisher import ThreadPublisher
 
 LARGE = b"x" * (64 << 20)
 """More than any socket takes without a reader."""

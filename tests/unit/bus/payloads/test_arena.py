@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY, new_id
-from bus.payloads.arena import (
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY, new_id
+from weir.bus.payloads.arena import (
     ALIGNMENT_BYTES,
     LeasedSlots,
     PayloadArena,
@@ -19,7 +19,7 @@ from bus.payloads.arena import (
     StalePayload,
     remove_dead_segments,
 )
-from schemas.core.tensors import PayloadRef
+from weir.schemas.core.tensors import PayloadRef
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_slots_that_are_not_used_any_more_give_their_memory_to_those_of_another_
     for slot in small:
         slot.free()
     assert arena.allocate(4 << 20) is None, "a reader may still be reading"
-    monkeypatch.setattr("bus.payloads.arena.RECLAIM_AFTER_S", 0.0)
+    monkeypatch.setattr("weir.bus.payloads.arena.RECLAIM_AFTER_S", 0.0)
     large = arena.allocate(4 << 20)
     assert large is not None
     assert budget.held_bytes <= 8 << 20
@@ -188,7 +188,7 @@ def test_segments_of_the_dead_are_removed_and_those_of_the_living_stay(arena: Pa
     slot = arena.allocate(100_000)
     assert slot is not None
     code = (
-        "import os, signal, sys; from bus.payloads.arena import PayloadArena\n"
+        "import os, signal, sys; from weir.bus.payloads.arena import PayloadArena\n"
         "print(PayloadArena(sys.argv[1]).allocate(100_000).ref().segment, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

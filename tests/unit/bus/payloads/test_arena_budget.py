@@ -2,7 +2,7 @@
 
 import pytest
 
-from bus.payloads import arena as payload_budget
+from weir.bus.payloads import arena as payload_budget
 
 MIB = 1 << 20
 

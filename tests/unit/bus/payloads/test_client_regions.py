@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY
-from bus.payloads.client_regions import RegionError, file_name, object_facts, read_region, write_region
-from schemas.core.tensors import RegionRef
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY
+from weir.bus.payloads.client_regions import RegionError, file_name, object_facts, read_region, write_region
+from weir.schemas.core.tensors import RegionRef
 
 SIZE = 3 * 4096
 CONTENT = bytes(range(256)) * (SIZE // 256)

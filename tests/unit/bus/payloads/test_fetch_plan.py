@@ -7,7 +7,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.payloads.fetch_plan import (
+from weir.bus.payloads.fetch_plan import (
     MAX_OUTSTANDING,
     NO_OWNER_TIMEOUT_S,
     PIECE_TIMEOUT_S,
@@ -17,7 +17,7 @@ from bus.payloads.fetch_plan import (
     Loss,
     PieceRequest,
 )
-from schemas.core.tensors import PayloadRef
+from weir.schemas.core.tensors import PayloadRef
 
 PIECE = 10
 

@@ -11,19 +11,19 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bus.links import tcp
-from bus.links.framing import pack_frames
-from bus.links.handshake import new_secret
-from bus.links.tcp import TcpListener
-from bus.nats import remote_links
-from bus.nats.access import NO_ACCESS, BrokerAccess, BrokerRefused
-from bus.nats.remote_links import make_listener
-from bus.payloads import owner_links
-from bus.payloads.fetch_plan import Loss
-from bus.payloads.owner_links import LINK_PIECE_BYTES
-from schemas.wire.transfers import OwnerAddress
 from tests.support.payload_pairs import LOCALLY, Pair, pair, run
 from tests.support.raw_links import RawEnd
+from weir.bus.links import tcp
+from weir.bus.links.framing import pack_frames
+from weir.bus.links.handshake import new_secret
+from weir.bus.links.tcp import TcpListener
+from weir.bus.nats import remote_links
+from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerRefused
+from weir.bus.nats.remote_links import make_listener
+from weir.bus.payloads import owner_links
+from weir.bus.payloads.fetch_plan import Loss
+from weir.bus.payloads.owner_links import LINK_PIECE_BYTES
+from weir.schemas.wire.transfers import OwnerAddress
 
 
 @pytest.fixture(scope="module")

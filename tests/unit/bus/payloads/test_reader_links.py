@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from bus.links.framing import pack_frames
-from bus.payloads.owner_links import LINK_PIECE_BYTES
-from bus.payloads.server import MAX_LINK_REQUESTS
-from schemas.wire.transfers import PayloadFetch
 from tests.support.payload_pairs import Pair, pair, run
 from tests.support.raw_links import RawEnd, proven
+from weir.bus.links.framing import pack_frames
+from weir.bus.payloads.owner_links import LINK_PIECE_BYTES
+from weir.bus.payloads.server import MAX_LINK_REQUESTS
+from weir.schemas.wire.transfers import PayloadFetch
 
 
 async def _reader(both: Pair) -> RawEnd:

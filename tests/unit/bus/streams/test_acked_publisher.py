@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
-from bus.kv.cluster_secret import SECRET_BYTES, ClusterSecret
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.headers import pack_headers
-from bus.streams.acked_publisher import AckedPublisher, StoreAck, read_ack
+from weir.bus.kv.cluster_secret import SECRET_BYTES, ClusterSecret
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.headers import pack_headers
+from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck, read_ack
 
 
 @pytest.fixture(scope="module")

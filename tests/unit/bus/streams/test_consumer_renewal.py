@@ -9,8 +9,8 @@ import pytest
 from nats.errors import TimeoutError as NoAnswer
 from nats.js.errors import APIError, BadRequestError
 
-from bus.streams import consumers as consumer_renewal
-from bus.streams.consumers import ELECTION_S, leader_of_consumer, recreate_consumer, redeliver
+from weir.bus.streams import consumers as consumer_renewal
+from weir.bus.streams.consumers import ELECTION_S, leader_of_consumer, recreate_consumer, redeliver
 
 NOT_FOUND = {"error": {"code": 404, "err_code": 10014, "description": "consumer not found"}}
 EXISTS = {"error": {"code": 400, "err_code": 10148, "description": "consumer already exists"}}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.consumers import QueueConsumers
-from bus.streams.declarations import QueueLimits, ensure_durable_streams
-from bus.streams.pull import BoundedPull
 from tests.support.waiting import eventually
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.consumers import QueueConsumers
+from weir.bus.streams.declarations import QueueLimits, ensure_durable_streams
+from weir.bus.streams.pull import BoundedPull
 
 LIMITS = QueueLimits(max_messages=100, max_bytes=1 << 24, result_ttl_s=300.0, result_max_bytes=1 << 24)
 

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nats.js.api import ConsumerConfig, StreamConfig
 
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams import pull as pulls
-from bus.streams.pull import MAX_HELD_MESSAGES, BoundedPull, StandingPull
 from tests.support.collecting_bus import CollectingBus
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams import pull as pulls
+from weir.bus.streams.pull import MAX_HELD_MESSAGES, BoundedPull, StandingPull
 
 
 class PullServer(CollectingBus):

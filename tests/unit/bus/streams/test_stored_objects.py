@@ -9,8 +9,8 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from bus.nats.jetstream import JetStream, StoredMessage
-from bus.streams.stored_objects import MIN_MEAN_CHUNK_BYTES, CorruptObject, StoredObject, description_subject
+from weir.bus.nats.jetstream import JetStream, StoredMessage
+from weir.bus.streams.stored_objects import MIN_MEAN_CHUNK_BYTES, CorruptObject, StoredObject, description_subject
 
 NAME = "body"
 ID = "Nuid1"

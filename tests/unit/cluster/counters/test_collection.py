@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from bus.kv.registry import RegistryView
-from bus.naming import subjects
-from bus.nats.connection import Message
-from client.cache.response_cache import CacheCounters
-from client.catalog import Catalog
-from cluster.counters import collection as module
-from cluster.counters.collection import MAX_DEPARTED, MetricSources, Statistics
-from cluster.counters.version_totals import VersionTotals
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
-from schemas.wire.statistics import WorkerCounters, pack_counters
+from weir.bus.kv.registry import RegistryView
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Message
+from weir.calls.cache.response_cache import CacheCounters
+from weir.calls.catalog import Catalog
+from weir.cluster.counters import collection as module
+from weir.cluster.counters.collection import MAX_DEPARTED, MetricSources, Statistics
+from weir.cluster.counters.version_totals import VersionTotals
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
+from weir.schemas.wire.statistics import WorkerCounters, pack_counters
 
 KEY = ("m", 1)
 PAIRS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")

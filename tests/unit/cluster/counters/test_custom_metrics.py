@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from cluster.counters.custom_metrics import CustomMetrics, drop_versions
-from gateway.metrics.custom import custom_families, merge_families
-from gateway.metrics.text import Sample, counter, render
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.statistics import FamilyCounters, SeriesCounters, WorkerCounters, pack_counters, unpack_counters
+from weir.cluster.counters.custom_metrics import CustomMetrics, drop_versions
+from weir.gateway.metrics.custom import custom_families, merge_families
+from weir.gateway.metrics.text import Sample, counter, render
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.statistics import FamilyCounters, SeriesCounters, WorkerCounters, pack_counters, unpack_counters
 
 
 def family(kind: str, *series: SeriesCounters, name: str = "f") -> FamilyCounters:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.observation.store import ObservedStore
-from schemas.wire.observation import BatchedRequest, BatchEndReport, BatchReason, BatchReport, TraceReport
+from weir.cluster.observation.store import ObservedStore
+from weir.schemas.wire.observation import BatchedRequest, BatchEndReport, BatchReason, BatchReport, TraceReport
 
 
 def batch(id: int, *keys: int, model: str = "m", **more: Any) -> BatchReport:

@@ -10,11 +10,11 @@ import msgspec
 from msgspec import structs
 from rich.console import Console
 
-from bus.kv.registry import WorkerView
-from cluster.status.snapshot import ClusterStatus
-from cluster.status.summary import ClusterFacts, summarise
-from schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord, VersionRecord, WorkerRecord
-from schemas.wire.statistics import LoadCounters, SchedulerCounters, WorkerLoadCounters
+from weir.bus.kv.registry import WorkerView
+from weir.cluster.status.snapshot import ClusterStatus
+from weir.cluster.status.summary import ClusterFacts, summarise
+from weir.schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord, VersionRecord, WorkerRecord
+from weir.schemas.wire.statistics import LoadCounters, SchedulerCounters, WorkerLoadCounters
 from weir.status.display import WIDTH, print_status
 
 NOW_MS = 1_700_000_100_000

@@ -10,14 +10,14 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from client.gateway_api import Response as ApiResponse
-from cluster.status.snapshot import ClusterStatus
-from console.api.app import make_app
-from console.api.context import ConsoleContext
-from console.api.page import page_routes
-from console.collection.view import Tick
-from console.history.series import SeriesHistory
-from schemas.core.errors import unavailable
+from weir.calls.gateway_api import Response as ApiResponse
+from weir.cluster.status.snapshot import ClusterStatus
+from weir.console.api.app import make_app
+from weir.console.api.context import ConsoleContext
+from weir.console.api.page import page_routes
+from weir.console.collection.view import Tick
+from weir.console.history.series import SeriesHistory
+from weir.schemas.core.errors import unavailable
 
 ACT = {"X-Weir-Console": "1"}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.observation.store import ObservedStore
-from console.api.inference import _with_id
-from console.api.observed import spans_of, trace_details, trace_row
-from schemas.wire.observation import BatchedRequest, BatchReason, BatchReport, TraceReport
+from weir.cluster.observation.store import ObservedStore
+from weir.console.api.inference import _with_id
+from weir.console.api.observed import spans_of, trace_details, trace_row
+from weir.schemas.wire.observation import BatchedRequest, BatchReason, BatchReport, TraceReport
 
 MS = 1_000_000
 

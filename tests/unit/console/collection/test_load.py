@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.counters.devices import DeviceLoad, devices_of
-from cluster.rates import QueueReading, Reading, VersionReading
-from console.collection.load import measure
-from schemas.wire.statistics import GpuReading, HostReading, WorkerCounters
-from telemetry.instruments import DurationHistogram
+from weir.cluster.counters.devices import DeviceLoad, devices_of
+from weir.cluster.rates import QueueReading, Reading, VersionReading
+from weir.console.collection.load import measure
+from weir.schemas.wire.statistics import GpuReading, HostReading, WorkerCounters
+from weir.telemetry.instruments import DurationHistogram
 
 
 def version(succeeded: int, failed: int = 0, rows: int = 0, executions: int = 0) -> VersionReading:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from console.history import series as module
-from console.history.series import MODEL_COLUMNS, RESOLUTIONS, SeriesHistory
+from weir.console.history import series as module
+from weir.console.history.series import MODEL_COLUMNS, RESOLUTIONS, SeriesHistory
 
 START_MS = 1_800_000_000_000
 

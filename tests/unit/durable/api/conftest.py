@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.embedded_server import EmbeddedNats
 
 
 @pytest.fixture(scope="module")

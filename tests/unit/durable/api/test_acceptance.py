@@ -6,9 +6,9 @@ import hashlib
 
 import nats
 
-from bus.naming import durable_subjects as subjects
-from durable.api.acceptance import ID_DIGITS, AsyncRequestIds
 from tests.support.gateway.async_frontend import Door, run
+from weir.bus.naming import durable_subjects as subjects
+from weir.durable.api.acceptance import ID_DIGITS, AsyncRequestIds
 
 
 def test_an_id_proves_that_a_gateway_has_made_it() -> None:

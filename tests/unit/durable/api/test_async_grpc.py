@@ -9,9 +9,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from durable.api.acceptance import DEPTH_MAX_AGE_S
-from gateway.access import Access
 from tests.support.gateway.async_frontend import Door, run
+from weir.durable.api.acceptance import DEPTH_MAX_AGE_S
+from weir.gateway.access import Access
 
 
 async def infer(door: Door, values: np.ndarray, headers: dict[str, str], **more: Any) -> Any:

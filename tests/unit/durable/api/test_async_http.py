@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from bus.nats.connection import Message
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.acked_publisher import AckedPublisher
-from gateway.access import Access
-from schemas.core.errors import invalid
 from tests.support.gateway.async_frontend import Door, document, run
+from weir.bus.nats.connection import Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.acked_publisher import AckedPublisher
+from weir.gateway.access import Access
+from weir.schemas.core.errors import invalid
 
 
 def test_an_accepted_request_is_on_disk_and_answered_later(nats_url: str) -> None:

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.naming import durable_subjects as subjects
-from bus.naming.reserved_subjects import subject_problem
-from durable.api.callback_rules import MAX_URL_LENGTH, CallbackRules, read_url
-from schemas.core.errors import WeirError
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.naming.reserved_subjects import subject_problem
+from weir.durable.api.callback_rules import MAX_URL_LENGTH, CallbackRules, read_url
+from weir.schemas.core.errors import WeirError
 
 RULES = CallbackRules(
     ["https://hooks.example.com/weir/", "http://127.0.0.1:9000/in", "http://[::1]:8080/", "http://localhost:7000/"]

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from bus.naming import durable_subjects as subjects
-from durable.api import callbacks
 from tests.support.gateway.async_frontend import Door, document, run
+from weir.bus.naming import durable_subjects as subjects
+from weir.durable.api import callbacks
 
 
 class Receiver:

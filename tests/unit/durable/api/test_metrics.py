@@ -5,13 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from bus.streams.durability import NO, NOT_ASKED, YES
-from durable.api.metrics import MAX_MODELS, OTHER_MODELS, DurableCounters, StreamSize
-from durable.api.reporting import read_consumed
-from gateway.metrics.durable import durable_families
-from gateway.metrics.text import render
-from schemas.core.requests import Lane
-from schemas.wire.terminal import Outcome
+from weir.bus.streams.durability import NO, NOT_ASKED, YES
+from weir.durable.api.metrics import MAX_MODELS, OTHER_MODELS, DurableCounters, StreamSize
+from weir.durable.api.reporting import read_consumed
+from weir.gateway.metrics.durable import durable_families
+from weir.gateway.metrics.text import render
+from weir.schemas.core.requests import Lane
+from weir.schemas.wire.terminal import Outcome
 
 
 def page(counters: DurableCounters, durability: Any = NOT_ASKED) -> str:

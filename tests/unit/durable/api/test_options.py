@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.api.options import Preferences, prefers_async, read_preferences
+from weir.durable.api.options import Preferences, prefers_async, read_preferences
 
 
 @pytest.mark.parametrize(

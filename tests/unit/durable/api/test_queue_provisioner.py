@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from durable.api import acceptance
-from durable.api.acceptance import PROVISION_MAX_AGE_S, QueueProvisioner
+from weir.durable.api import acceptance
+from weir.durable.api.acceptance import PROVISION_MAX_AGE_S, QueueProvisioner
 
 
 class Consumers:

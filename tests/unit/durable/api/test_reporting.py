@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from durable.api.metrics import DurableCounters
-from durable.api.reporting import CounterReporter, read_consumed, read_ledger, sum_counters
-from runtime.memory_ledger import MemoryLedger
-from schemas.core.requests import Lane
-from schemas.wire.statistics import (
+from weir.durable.api.metrics import DurableCounters
+from weir.durable.api.reporting import CounterReporter, read_consumed, read_ledger, sum_counters
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.core.requests import Lane
+from weir.schemas.wire.statistics import (
     ConsumerCounters,
     DispatchCounters,
     GatewayCounters,
@@ -19,7 +19,7 @@ from schemas.wire.statistics import (
     LedgerCounters,
     unpack_counters,
 )
-from schemas.wire.terminal import Outcome
+from weir.schemas.wire.terminal import Outcome
 
 
 def test_the_counters_of_a_process_are_read() -> None:

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durable.consumer.acknowledger import AckBatcher
+from weir.durable.consumer.acknowledger import AckBatcher
 
 
 @settings(max_examples=300, deadline=None)

@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from bus.nats.connection import Bus
-from bus.nats.jetstream import JetStream
-from durable.consumer.acknowledger import Acknowledger
 from tests.support.waiting import eventually
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.jetstream import JetStream
+from weir.durable.consumer.acknowledger import Acknowledger
 
 
 class Api:

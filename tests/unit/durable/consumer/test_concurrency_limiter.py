@@ -2,7 +2,7 @@
 
 import pytest
 
-from durable.consumer.runner import MAX_RUNNING_REQUESTS, ConcurrencyLimiter
+from weir.durable.consumer.runner import MAX_RUNNING_REQUESTS, ConcurrencyLimiter
 
 
 @pytest.mark.parametrize(("latency_s", "places", "least", "most"), [(0.005, 16, 1024, 1024), (1.0, 400, 800, 1024)])

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from bus.nats.jetstream import StoredMessage
-from durable.requests.request import DurableRequest
-from runtime.containment import SITES, Site, failures
-from schemas.core.errors import unavailable
-from schemas.core.requests import InferResponse
 from tests.support.gateway.durable_lane import OneLane, answer_with_input, body_of, one_lane
 from tests.support.waiting import eventually
+from weir.bus.nats.jetstream import StoredMessage
+from weir.durable.requests.request import DurableRequest
+from weir.runtime.containment import SITES, Site, failures
+from weir.schemas.core.errors import unavailable
+from weir.schemas.core.requests import InferResponse
 
 FAULTY = "faulty"
-PACKAGES = ("durable.consumer.lane_consumer:", "durable.consumer.runner:", "durable.records.recorder:")
+PACKAGES = ("weir.durable.consumer.lane_consumer:", "weir.durable.consumer.runner:", "weir.durable.records.recorder:")
 CALLBACKS = sorted(name for name in SITES if name.startswith(PACKAGES))
 
 
@@ -97,7 +97,7 @@ async def test_a_body_that_breaks_its_parser_goes_to_dead(monkeypatch: pytest.Mo
     def parse(_model: str, _version: str, data: bytes, *_rest: Any) -> Any:
         raise RecursionError
 
-    monkeypatch.setattr("durable.consumer.runner.parse_body", parse)
+    monkeypatch.setattr("weir.durable.consumer.runner.parse_body", parse)
     async with one_lane() as lane:
         lane.deliver(body_of(1), Nats_Msg_Id="r")
         assert await lane.settled("r") == {"r": "dead-lettered"}

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import orjson
 import pytest
 
-from bus.naming import durable_subjects as subjects
-from runtime.offload import OFF_LOOP_BYTES
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.kserve.response import MAX_WRITTEN_BYTES
 from tests.support.gateway.durable_lane import OneLane, answer_with_input, body_of, one_lane
+from weir.bus.naming import durable_subjects as subjects
+from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES
 
 LONG = OFF_LOOP_BYTES // 2 + 1000  # values of a body
 

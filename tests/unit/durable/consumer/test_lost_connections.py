@@ -12,21 +12,21 @@ from typing import Any
 import nats
 import pytest
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.jetstream import JetStream
-from durable.api.store import DurableStore
-from durable.consumer.consumer import DurableConsumer
-from durable.requests.request import DurableRequest
-from durable.settings import QueueSettings
-from runtime.containment import SITES
-from runtime.memory_ledger import MemoryLedger
-from runtime.offload import Offload
-from schemas.core.request_limits import DEFAULT_LIMITS
-from schemas.kserve.regions import no_regions
 from tests.support.gateway.durable_lane import SERVED, Model, body_of
 from tests.unit.durable.consumer.test_lane_consumer import CALLBACKS
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.jetstream import JetStream
+from weir.durable.api.store import DurableStore
+from weir.durable.consumer.consumer import DurableConsumer
+from weir.durable.requests.request import DurableRequest
+from weir.durable.settings import QueueSettings
+from weir.runtime.containment import SITES
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.runtime.offload import Offload
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
+from weir.schemas.kserve.regions import no_regions
 
 HEALTHY_S = 5.0
 CHUNK_BYTES = 128 << 10

@@ -6,10 +6,10 @@ from typing import cast
 
 import pytest
 
-from bus.nats.jetstream import JetStream, StoredMessage
-from bus.streams.acked_publisher import AckedPublisher, StoreAck
-from durable.consumer import consumer as stray_messages
-from durable.consumer.consumer import MisaddressedMessages
+from weir.bus.nats.jetstream import JetStream, StoredMessage
+from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck
+from weir.durable.consumer import consumer as stray_messages
+from weir.durable.consumer.consumer import MisaddressedMessages
 
 
 class Queue:

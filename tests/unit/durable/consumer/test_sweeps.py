@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.jetstream import JetStream
-from durable.consumer.consumer import LIST_INTERVAL_S, SWEEP_INTERVAL_S, DurableConsumer
 from tests.unit.durable.consumer.test_lost_connections import gateway
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.jetstream import JetStream
+from weir.durable.consumer.consumer import LIST_INTERVAL_S, SWEEP_INTERVAL_S, DurableConsumer
 
 
 @pytest.fixture

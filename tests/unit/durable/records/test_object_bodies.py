@@ -12,13 +12,13 @@ import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js.errors import ServerError
 
-from bus.nats.connection import Bus
-from bus.nats.jetstream import JetStream, StoredMessage
-from client.message_bodies import digest_of
-from durable.records import object_bodies as objects
-from durable.records.object_bodies import FetchedBody, ObjectBodies
-from runtime.memory_ledger import MemoryLedger
-from schemas.core.errors import ErrorCode, WeirError
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.jetstream import JetStream, StoredMessage
+from weir.calls.message_bodies import digest_of
+from weir.durable.records import object_bodies as objects
+from weir.durable.records.object_bodies import FetchedBody, ObjectBodies
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 class Broker:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from bus.nats.connection import Message
-from bus.nats.headers import pack_headers, parse_headers
-from bus.nats.jetstream import DeliveryInfo
-from durable.records.recorder import MAX_KEPT, RecordHeaderCache
-from durable.requests.headers import DurableHeaders
-from durable.requests.request import DurableRequest
-from schemas.core.requests import Lane
-from schemas.wire.terminal import Outcome
+from weir.bus.nats.connection import Message
+from weir.bus.nats.headers import pack_headers, parse_headers
+from weir.bus.nats.jetstream import DeliveryInfo
+from weir.durable.records.recorder import MAX_KEPT, RecordHeaderCache
+from weir.durable.requests.headers import DurableHeaders
+from weir.durable.requests.request import DurableRequest
+from weir.schemas.core.requests import Lane
+from weir.schemas.wire.terminal import Outcome
 
 ENDED_MS = 1_790_000_000_500
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from bus.streams.acked_publisher import StoreAck
-from durable.records.record_store import BATCH_AT, MAX_BATCH, RecordStore
+from weir.bus.streams.acked_publisher import StoreAck
+from weir.durable.records.record_store import BATCH_AT, MAX_BATCH, RecordStore
 
 
 class Broker:

@@ -11,13 +11,13 @@ from typing import Any
 import nats
 import pytest
 
-from bus.naming import durable_subjects as subjects
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.nats.headers import pack_headers
-from durable.records import reply_outbox
-from durable.records.reply_outbox import ReplyOutbox
 from tests.support.waiting import eventually
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.nats.headers import pack_headers
+from weir.durable.records import reply_outbox
+from weir.durable.records.reply_outbox import ReplyOutbox
 
 
 @pytest.fixture(scope="module")

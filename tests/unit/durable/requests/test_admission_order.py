@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.requests.ordering import AdmissionOrder
-from durable.requests.request import Stage
+from weir.durable.requests.ordering import AdmissionOrder
+from weir.durable.requests.request import Stage
 
 
 @given(st.lists(st.sampled_from(["fresh", "unrecorded", "recorded"]), max_size=12), st.randoms())

@@ -1,6 +1,6 @@
 """Deliveries of a consumer, of which some were lost on the way."""
 
-from durable.requests.ordering import DeliveryOrder
+from weir.durable.requests.ordering import DeliveryOrder
 
 
 def followed(order: DeliveryOrder, *numbers: int) -> list[bool]:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from durable.requests.fair_queue import FairQueue, tenant_limits, tenant_weights
+from weir.durable.requests.fair_queue import FairQueue, tenant_limits, tenant_weights
 
 WHATEVER_THE_MACHINE = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 

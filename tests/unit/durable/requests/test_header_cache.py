@@ -5,10 +5,16 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.nats.headers import parse_headers
-from durable.requests.headers import MAX_BLOCKS, DurableHeaders, HeaderCache, read_durable_headers, read_valid_headers
-from schemas.core.errors import WeirError
-from schemas.core.request_limits import DEFAULT_LIMITS
+from weir.bus.nats.headers import parse_headers
+from weir.durable.requests.headers import (
+    MAX_BLOCKS,
+    DurableHeaders,
+    HeaderCache,
+    read_durable_headers,
+    read_valid_headers,
+)
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
 
 LINES = st.sampled_from(
     [

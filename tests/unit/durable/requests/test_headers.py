@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durable.requests.headers import DurableHeaders, check_id, read_durable_headers, read_valid_headers
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
+from weir.durable.requests.headers import DurableHeaders, check_id, read_durable_headers, read_valid_headers
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
 
 ALL = {
     "nats-msg-id": "order 17/ä",

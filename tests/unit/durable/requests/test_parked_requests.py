@@ -2,8 +2,8 @@
 
 from typing import Any, cast
 
-from durable.requests.ordering import ParkedRequests
-from durable.requests.request import DurableRequest
+from weir.durable.requests.ordering import ParkedRequests
+from weir.durable.requests.request import DurableRequest
 
 
 class Request:

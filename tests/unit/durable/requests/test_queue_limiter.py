@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from durable.requests.queue_limits import QueueLimiter
-from schemas.config.parameters import QueueBounds
-from schemas.core.errors import ErrorCode
+from weir.durable.requests.queue_limits import QueueLimiter
+from weir.schemas.config.parameters import QueueBounds
+from weir.schemas.core.errors import ErrorCode
 
 BOUNDS = QueueBounds(max_messages=5, max_bytes=100, max_age_s=1)
 

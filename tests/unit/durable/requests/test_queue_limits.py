@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from durable.requests.queue_limits import queue_full_error
-from schemas.config.parameters import QueueBounds
-from schemas.core.errors import ErrorCode
+from weir.durable.requests.queue_limits import queue_full_error
+from weir.schemas.config.parameters import QueueBounds
+from weir.schemas.core.errors import ErrorCode
 
 BOUNDS = QueueBounds(3, 100, 60.0)
 

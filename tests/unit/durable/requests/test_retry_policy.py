@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from client import in_flight
-from client.error_classes import ErrorClass
-from client.in_flight import InFlight
-from durable.requests.retry_policy import (
+from weir.calls import in_flight
+from weir.calls.error_classes import ErrorClass
+from weir.calls.in_flight import InFlight
+from weir.durable.requests.retry_policy import (
     FIRST_DELAY_MS,
     MAX_DELAY_MS,
     MAX_HISTORY,
@@ -19,7 +19,7 @@ from durable.requests.retry_policy import (
     classify_attempt,
     retry_delay_ms,
 )
-from schemas.core.errors import (
+from weir.schemas.core.errors import (
     ErrorCode,
     Reason,
     WeirError,
@@ -30,7 +30,7 @@ from schemas.core.errors import (
     queue_full,
     unavailable,
 )
-from schemas.wire.terminal import Outcome
+from weir.schemas.wire.terminal import Outcome
 
 ACCEPTED_MS = 1_800_000_000_000
 NOBODYS = overloaded()

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from durable.requests.ordering import MAX_LOST, SequenceQueues
+from weir.durable.requests.ordering import MAX_LOST, SequenceQueues
 
 
 @settings(max_examples=200, deadline=None)

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import pytest
 
-from bus.kv.settings import LOGGING, TRACE
-from client.tracing import Tracing
-from gateway.admin.live_settings import LiveSettings
-from schemas.core.errors import WeirError, unavailable
-from telemetry.log_settings import LogSettings
-from telemetry.logs import RoleLog
+from weir.bus.kv.settings import LOGGING, TRACE
+from weir.calls.tracing import Tracing
+from weir.gateway.admin.live_settings import LiveSettings
+from weir.schemas.core.errors import WeirError, unavailable
+from weir.telemetry.log_settings import LogSettings
+from weir.telemetry.logs import RoleLog
 
 
 class Shared:

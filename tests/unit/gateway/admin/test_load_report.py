@@ -9,8 +9,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.admin.load_report import MAX_AGE_S, LoadReports, kv_cache, model_load
-from schemas.wire.statistics import FamilyCounters, LaneCounters, LoadCounters, QueueCounters, SeriesCounters
+from weir.gateway.admin.load_report import MAX_AGE_S, LoadReports, kv_cache, model_load
+from weir.schemas.wire.statistics import FamilyCounters, LaneCounters, LoadCounters, QueueCounters, SeriesCounters
 
 
 def queue(model: str, instances: int, utilization: float, depth: int = 0, wait_us: int = 0) -> QueueCounters:

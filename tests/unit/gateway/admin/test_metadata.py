@@ -1,9 +1,9 @@
 import pytest
 from tritonclient.grpc import service_pb2
 
-from client.catalog import ServedModel
-from gateway.admin.metadata import EXTENSIONS, model_metadata, server_metadata
-from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
+from weir.calls.catalog import ServedModel
+from weir.gateway.admin.metadata import EXTENSIONS, model_metadata, server_metadata
+from weir.schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
 
 TRITON_ORDER = (
     "classification",

@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from bus.naming import subjects
-from bus.nats.connection import Bus
-from gateway.admin import peers as module
-from gateway.admin.peers import GatewayPeers
-from schemas.wire.registry import RoleRecord
 from tests.support.collecting_bus import CollectingBus
 from tests.support.waiting import eventually
+from weir.bus.naming import subjects
+from weir.bus.nats.connection import Bus
+from weir.gateway.admin import peers as module
+from weir.gateway.admin.peers import GatewayPeers
+from weir.schemas.wire.registry import RoleRecord
 
 OWN = "gateway-0a0a0a0a-00000000"
 OTHERS = ["gateway-0a0a0a0a-00000001", "gateway-0a0a0a0a-00000002"]

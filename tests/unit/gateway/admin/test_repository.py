@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.admin.repository import index_rows
-from repository.layout import DUPLICATE
-from schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
+from weir.gateway.admin.repository import index_rows
+from weir.repository.layout import DUPLICATE
+from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
 
 LOADING, READY, UNLOADING, UNAVAILABLE = ModelState
 

@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from bus.kv.registry import RegistryView, WorkerView
-from bus.naming import subjects
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY, host, new_id
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.payloads.client_regions import RegionError
-from gateway.admin.shared_memory import MAX_REGIONS, SharedMemoryRegions
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import CudaRegionRef, RegionRef
-from schemas.kserve.regions import CUDA, SYSTEM
-from schemas.wire.registry import ModelRecord, WorkerRecord
 from tests.support.waiting import eventually
-from worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryService
+from weir.bus.kv.registry import RegistryView, WorkerView
+from weir.bus.naming import subjects
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY, host, new_id
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.payloads.client_regions import RegionError
+from weir.gateway.admin.shared_memory import MAX_REGIONS, SharedMemoryRegions
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import CudaRegionRef, RegionRef
+from weir.schemas.kserve.regions import CUDA, SYSTEM
+from weir.schemas.wire.registry import ModelRecord, WorkerRecord
+from weir.worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryService
 
 HANDLE = b"h" * 64
 
@@ -201,7 +201,7 @@ async def test_what_is_written_by_others_must_be_a_region(nats: EmbeddedNats) ->
 
 async def test_names_and_numbers_are_bounded(nats: EmbeddedNats, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_REGIONS >= 1000
-    monkeypatch.setattr("gateway.admin.shared_memory.MAX_REGIONS", 2)
+    monkeypatch.setattr("weir.gateway.admin.shared_memory.MAX_REGIONS", 2)
     async with house(nats) as made:
         gateway = await made.gateway()
         with pytest.raises(WeirError, match="can't be longer"):
@@ -271,7 +271,7 @@ async def test_gpu_memory_is_opened_by_a_worker_that_can(nats: EmbeddedNats) -> 
 
 
 async def test_gpu_memory_without_a_worker_on_this_host(nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.admin.shared_memory.CUDA_PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("weir.gateway.admin.shared_memory.CUDA_PROBE_TIMEOUT_S", 0.1)
     async with house(nats) as made:
         await made.worker()
         made.workers.append(("worker-00000000-1", ["GPU-1"]))

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.grpc.options import GrpcOptions
-from gateway.http2.frames import Setting
-from gateway.stall_detection import STALL_PERIOD_S
 from tests.support.gateway.grpc_frontend import GrpcFrontend, Loop, raw_request
 from tests.support.gateway.http2_peer import REQUEST, Wire, data, headers, settings_frame
 from tests.support.waiting import wait_until
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.http2.frames import Setting
+from weir.gateway.stall_detection import STALL_PERIOD_S
 
 CONTENT = bytes(1_000_000)
 LARGE = raw_request(

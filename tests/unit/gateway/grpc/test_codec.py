@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.codec import decode_request, encode_response, request_from_message
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, RequestedOutput
-from schemas.core.tensors import DATATYPES, Tensor, pack_bytes
 from tests.support.gateway.grpc_streams import TYPED
+from weir.gateway.grpc.codec import decode_request, encode_response, request_from_message
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, RequestedOutput
+from weir.schemas.core.tensors import DATATYPES, Tensor, pack_bytes
 
 Message = service_pb2.ModelInferRequest
 

@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.grpc.codec import read_version
-from schemas.core.errors import ErrorCode, WeirError
+from weir.gateway.grpc.codec import read_version
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 @pytest.mark.parametrize(

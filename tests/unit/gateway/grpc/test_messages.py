@@ -9,10 +9,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.messages import MessageInflation, accepted_encoding
-from gateway.grpc.options import GrpcOptions
-from gateway.grpc.status import CallError
-from gateway.inflation import STEP_BYTES
 from tests.support.gateway.grpc_frontend import (
     END_WITH_LAST,
     TIMEOUT_S,
@@ -24,6 +20,10 @@ from tests.support.gateway.grpc_frontend import (
 )
 from tests.support.gateway.http2_peer import REQUEST, Wire, data, headers
 from tests.support.waiting import wait_until
+from weir.gateway.grpc.messages import MessageInflation, accepted_encoding
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.grpc.status import CallError
+from weir.gateway.inflation import STEP_BYTES
 
 LARGE = np.zeros((1, 3_000_000), np.float32)
 

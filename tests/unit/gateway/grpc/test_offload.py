@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.codec import MAX_FIELDS, decode_request, decode_split, request_from_message, split_request
-from gateway.grpc.offload import LONG_BYTES, is_long, offload_parts, offloaded_message, read_request
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.request_limits import DEFAULT_LIMITS
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import RegionRef
+from weir.gateway.grpc.codec import MAX_FIELDS, decode_request, decode_split, request_from_message, split_request
+from weir.gateway.grpc.offload import LONG_BYTES, is_long, offload_parts, offloaded_message, read_request
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import RegionRef
 
 Message = service_pb2.ModelInferRequest
 UNKNOWN_FIELD = b"\xfa\x01\x03abc"  # number 31

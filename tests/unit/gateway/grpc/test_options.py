@@ -13,9 +13,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2_grpc
 
-from gateway.grpc.options import GrpcOptions
 from tests.support.gateway.grpc_frontend import GrpcFrontend, Loop, raw_request, tensor
 from tests.support.waiting import wait_until
+from weir.gateway.grpc.options import GrpcOptions
 
 
 def openssl(folder: Path, *arguments: str) -> None:

@@ -4,9 +4,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2
 
-from gateway.grpc.options import GrpcOptions
-from schemas.core.errors import ErrorCode, WeirError, invalid
 from tests.support.gateway.grpc_frontend import GrpcFrontend, Loop, failure_of, raw_request
+from weir.gateway.grpc.options import GrpcOptions
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 
 REFUSALS = {
     "unknown model": (

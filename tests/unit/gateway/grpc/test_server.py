@@ -8,9 +8,9 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import InferenceServerException
 
-from schemas.core.tensors import DATATYPES
 from tests.support.gateway.grpc_frontend import TIMEOUT_S, GrpcFrontend, failure_of, raw_request, tensor
 from tests.support.gateway.grpc_streams import TYPED
+from weir.schemas.core.tensors import DATATYPES
 
 # Health and metadata
 

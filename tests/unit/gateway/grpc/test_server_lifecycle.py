@@ -9,12 +9,12 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from gateway.grpc.options import GrpcOptions
-from gateway.grpc.server import GrpcServer
-from gateway.http2.frames import Flag, FrameType, frame_head
-from gateway.settings import GatewaySettings
 from tests.support.gateway.grpc_frontend import TIMEOUT_S, GrpcFrontend, Loop, failure_of, raw_request, tensor
 from tests.support.waiting import running, wait_until
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.grpc.server import GrpcServer
+from weir.gateway.http2.frames import Flag, FrameType, frame_head
+from weir.gateway.settings import GatewaySettings
 
 # Cancellation
 

@@ -2,9 +2,9 @@
 
 from hpack import Decoder
 
-from gateway.grpc.status import CallError, Status, call_error, shutting_down
-from runtime.containment import failures
-from schemas.core.errors import not_found, overloaded
+from weir.gateway.grpc.status import CallError, Status, call_error, shutting_down
+from weir.runtime.containment import failures
+from weir.schemas.core.errors import not_found, overloaded
 
 PLACE = "tests: a call"
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2
 
-from schemas.core.errors import not_found
 from tests.support.gateway.grpc_frontend import (
     BARE_END,
     END_WITH_LAST,
@@ -23,6 +22,7 @@ from tests.support.gateway.grpc_frontend import (
 from tests.support.gateway.grpc_streams import STREAM_HEAD, StreamClient, framed, release, responses, summary
 from tests.support.gateway.http2_peer import Wire, data, headers
 from tests.support.waiting import wait_until
+from weir.schemas.core.errors import not_found
 
 EMPTY_FINAL = {"triton_enable_empty_final_response": {"bool_param": True}}
 GRPC_ERRORS = (("triton_grpc_error", "true"),)

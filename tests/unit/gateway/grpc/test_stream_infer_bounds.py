@@ -6,13 +6,13 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway.grpc import stream_infer as stream_methods
-from gateway.grpc.options import GrpcOptions
-from gateway.http2.frames import FrameType
 from tests.support.gateway.grpc_frontend import BARE_END, END_WITH_LAST, GrpcFrontend, Loop, raw_request, repeat_request
 from tests.support.gateway.grpc_streams import STREAM_HEAD, StreamClient, framed, responses, summary, unframed
 from tests.support.gateway.http2_peer import Wire, data, headers, window_update
 from tests.support.waiting import wait_until
+from weir.gateway.grpc import stream_infer as stream_methods
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.http2.frames import FrameType
 
 
 @pytest.mark.parametrize("cut", [1, 13, 400, 16_000])

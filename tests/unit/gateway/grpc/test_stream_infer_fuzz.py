@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from gateway.grpc import stream_infer as stream_methods
-from gateway.grpc.options import GrpcOptions
-from gateway.grpc.server import GrpcServer
-from gateway.http2.connection import Connection
-from gateway.http2.frames import FrameType
-from gateway.http2.options import Http2Options
-from gateway.http2.send_buffer import SendBuffer
-from schemas.core.errors import not_found
 from tests.support.gateway.grpc_frontend import Calculator, Models, make_context, raw_request, repeat_request
 from tests.support.gateway.grpc_streams import STREAM_HEAD, framed
 from tests.support.gateway.http2_peer import GREETING, data, frame, headers, uint32, window_update
+from weir.gateway.grpc import stream_infer as stream_methods
+from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.grpc.server import GrpcServer
+from weir.gateway.http2.connection import Connection
+from weir.gateway.http2.frames import FrameType
+from weir.gateway.http2.options import Http2Options
+from weir.gateway.http2.send_buffer import SendBuffer
+from weir.schemas.core.errors import not_found
 
 SESSIONS = 50
 

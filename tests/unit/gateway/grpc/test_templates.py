@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from client.catalog import ServedModel
-from gateway.grpc.codec import decode_request, request_from_message
-from gateway.grpc.templates import MessageTemplateCache
-from schemas.core.requests import InferRequest
-from schemas.wire.request_body import pack_body
 from tests.support.gateway.grpc_frontend import MODELS, model
+from weir.calls.catalog import ServedModel
+from weir.gateway.grpc.codec import decode_request, request_from_message
+from weir.gateway.grpc.templates import MessageTemplateCache
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.request_body import pack_body
 
 
 def wire(name: str, *contents: bytes, **fields: Any) -> bytes:

@@ -9,10 +9,10 @@ import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
-from gateway.http.batch_jobs import batch_job_routes
-from gateway.http.routing import error_response, weir_error_response
-from schemas.core.errors import WeirError
-from schemas.core.request_limits import RequestLimits
+from weir.gateway.http.batch_jobs import batch_job_routes
+from weir.gateway.http.routing import error_response, weir_error_response
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.request_limits import RequestLimits
 
 
 class Jobs:

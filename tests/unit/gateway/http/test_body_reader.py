@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import uvloop
 
-from bus.naming.identity import new_id
-from bus.payloads.arena import PayloadArena, PayloadBudget
-from client.payload_store import PayloadStore
-from gateway.http.connection import HttpConnection
-from gateway.http.exchange import InferExchange
-from gateway.read_turns import TURN_BYTES
-from gateway.stall_detection import STALL_PERIOD_S
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import internal
 from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
 from tests.support.waiting import eventually
+from weir.bus.naming.identity import new_id
+from weir.bus.payloads.arena import PayloadArena, PayloadBudget
+from weir.calls.payload_store import PayloadStore
+from weir.gateway.http.connection import HttpConnection
+from weir.gateway.http.exchange import InferExchange
+from weir.gateway.read_turns import TURN_BYTES
+from weir.gateway.stall_detection import STALL_PERIOD_S
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import internal
 
 SIZE = 900_000
 CONTENT = bytes(range(256)) * (SIZE // 256)

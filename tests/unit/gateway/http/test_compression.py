@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gateway.http.compression import BodyInflation, deflate, is_compressed, response_encoding
-from schemas.core.errors import ErrorCode, WeirError
+from weir.gateway.http.compression import BodyInflation, deflate, is_compressed, response_encoding
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 LIMIT = 4 << 20
 

@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.http import connection
-from gateway.http.asgi import HttpExchange
-from gateway.http.connection import ConnectionLimits, HttpConnection
-from gateway.http.listeners import HttpListeners
-from runtime.memory_ledger import MemoryLedger
-from schemas.core.errors import WeirError
+from weir.gateway.http import connection
+from weir.gateway.http.asgi import HttpExchange
+from weir.gateway.http.connection import ConnectionLimits, HttpConnection
+from weir.gateway.http.listeners import HttpListeners
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.core.errors import WeirError
 
 INSTANT_BYTES = 16 << 20
 SCRAPE = b"GET /page HTTP/1.1\r\nHost: x\r\n\r\n"

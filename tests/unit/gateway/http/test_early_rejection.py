@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.http.connection import MAX_CHUNKS
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import internal, overloaded
-from schemas.core.requests import InferRequest
 from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
+from weir.gateway.http.connection import MAX_CHUNKS
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import internal, overloaded
+from weir.schemas.core.requests import InferRequest
 
 BODY = json.dumps({"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a" * 2000]}]}).encode()
 

@@ -6,23 +6,23 @@ import json
 
 import pytest
 
-from bus.naming.identity import new_id
-from bus.payloads.arena import PayloadArena, PayloadBudget
-from client.payload_store import PayloadStore
-from durable.api.reporting import read_ledger
-from gateway.connection_memory import principal_of
-from gateway.http.connection import MAX_HEAD_BYTES
-from gateway.http.exchange import SLOT_AFTER_BYTES
-from gateway.metrics.weir import memory_families, refusal_family
-from gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S
-from runtime.memory_ledger import MemoryLedger
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import internal
-from schemas.core.requests import InferResponse
-from schemas.core.tensors import Tensor
-from schemas.wire.statistics import DispatchCounters
 from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
 from tests.support.waiting import eventually
+from weir.bus.naming.identity import new_id
+from weir.bus.payloads.arena import PayloadArena, PayloadBudget
+from weir.calls.payload_store import PayloadStore
+from weir.durable.api.reporting import read_ledger
+from weir.gateway.connection_memory import principal_of
+from weir.gateway.http.connection import MAX_HEAD_BYTES
+from weir.gateway.http.exchange import SLOT_AFTER_BYTES
+from weir.gateway.metrics.weir import memory_families, refusal_family
+from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import internal
+from weir.schemas.core.requests import InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.statistics import DispatchCounters
 
 LARGE = 200_000
 INFER = "/v2/models/m/infer"

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from gateway.http import generate as generation
-from schemas.core.errors import internal
-from schemas.core.requests import InferResponse
-from schemas.core.tensors import Tensor
 from tests.support.gateway.http_frontend import HttpFrontend, chunk, head, run
+from weir.gateway.http import generate as generation
+from weir.schemas.core.errors import internal
+from weir.schemas.core.requests import InferResponse
+from weir.schemas.core.tensors import Tensor
 
 
 def answer(text: str) -> InferResponse:

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.in_flight import OnResponse
-from gateway.connection_memory import RequestMemory
-from gateway.http import generate as generation
-from gateway.http.generate import WRONG_COUNT, GenerateEvent, GenerateRequest
-from runtime.memory_ledger import MemoryLedger
-from schemas.core.errors import WeirError, internal, not_found
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
-from schemas.kserve.response import error_body
+from weir.calls.in_flight import OnResponse
+from weir.gateway.connection_memory import RequestMemory
+from weir.gateway.http import generate as generation
+from weir.gateway.http.generate import WRONG_COUNT, GenerateEvent, GenerateRequest
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.schemas.core.errors import WeirError, internal, not_found
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.response import error_body
 
 
 class FakeInference:

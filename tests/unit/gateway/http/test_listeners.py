@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.http.connection import ConnectionLimits, HttpConnection
-from gateway.http.listeners import HttpListeners
-from runtime.memory_ledger import MemoryLedger
+from weir.gateway.http.connection import ConnectionLimits, HttpConnection
+from weir.gateway.http.listeners import HttpListeners
+from weir.runtime.memory_ledger import MemoryLedger
 
 LIMITS = ConnectionLimits(ledger=MemoryLedger(), arriving_slots=MemoryLedger(), max_body_bytes=1000)
 

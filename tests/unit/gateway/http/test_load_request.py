@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.http.load_request import load_parameters, read_load, read_parameters
-from schemas.core.errors import WeirError
+from weir.gateway.http.load_request import load_parameters, read_load, read_parameters
+from weir.schemas.core.errors import WeirError
 
 
 def body(parameters: Any) -> bytes:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.http import protocol
-from gateway.http.connection import MAX_CHUNKS
-from gateway.http.protocol import MAX_CACHED_ROUTES, parse_route
-from runtime.containment import SITES
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import internal
 from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
+from weir.gateway.http import protocol
+from weir.gateway.http.connection import MAX_CHUNKS
+from weir.gateway.http.protocol import MAX_CACHED_ROUTES, parse_route
+from weir.runtime.containment import SITES
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import internal
 
 ROUTES = ["/v2/models/m/infer", "/v2/models/m/generate"]
 
@@ -189,7 +189,7 @@ def test_a_header_length_that_is_no_number_ends_its_own_request_alone(length: st
 @pytest.mark.parametrize("method", ["start", "_submit", "_on_response"])
 @pytest.mark.usefixtures("single_response")
 def test_an_unexpected_exception_is_answered_with_500(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = SITES[f"gateway.http.exchange:InferExchange.{method}"]
+    site = SITES[f"weir.gateway.http.exchange:InferExchange.{method}"]
     calls = iter([False, True, False])  # the second of three requests meets it
 
     def raises_once(*arguments: Any) -> Any:

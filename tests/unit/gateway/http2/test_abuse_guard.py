@@ -2,10 +2,10 @@
 
 import pytest
 
-from gateway.http2.abuse_guard import IDLE_FRAMES_A_STREAM, MAX_IDLE_FRAMES, RESETS_AT_ONCE, RESETS_PER_S
-from gateway.http2.frames import Flag, FrameType, Http2ErrorCode, settings
-from gateway.http2.options import Http2Options
 from tests.support.gateway.http2_peer import REQUEST, Peer, data, frame, headers, uint32, window_update
+from weir.gateway.http2.abuse_guard import IDLE_FRAMES_A_STREAM, MAX_IDLE_FRAMES, RESETS_AT_ONCE, RESETS_PER_S
+from weir.gateway.http2.frames import Flag, FrameType, Http2ErrorCode, settings
+from weir.gateway.http2.options import Http2Options
 
 PING = frame(FrameType.PING, 0, 0, b"12345678")
 EAGER = Http2Options(min_ping_interval_s=0, keepalive_permit_without_calls=True)

@@ -2,9 +2,6 @@
 
 import pytest
 
-from gateway.http2.connection import MAX_HEADER_BLOCK_BYTES, MAX_STREAMS
-from gateway.http2.frames import MAX_WINDOW, PREFACE, Flag, FrameType, Http2ErrorCode, Setting, read_settings, settings
-from gateway.http2.headers import encode_headers
 from tests.support.gateway.http2_peer import (
     GREETING,
     REQUEST,
@@ -17,6 +14,18 @@ from tests.support.gateway.http2_peer import (
     uint32,
     window_update,
 )
+from weir.gateway.http2.connection import MAX_HEADER_BLOCK_BYTES, MAX_STREAMS
+from weir.gateway.http2.frames import (
+    MAX_WINDOW,
+    PREFACE,
+    Flag,
+    FrameType,
+    Http2ErrorCode,
+    Setting,
+    read_settings,
+    settings,
+)
+from weir.gateway.http2.headers import encode_headers
 
 BLOCK = encode_headers(REQUEST)
 LAST = Flag.END_HEADERS | Flag.END_STREAM

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http2 import frames as wire_format
-from gateway.http2.frames import (
+from tests.support.gateway.http2_peer import frame
+from weir.gateway.http2 import frames as wire_format
+from weir.gateway.http2.frames import (
     MAX_FRAME_BYTES,
     FrameReader,
     Http2ConnectionError,
@@ -15,7 +16,6 @@ from gateway.http2.frames import (
     Setting,
     read_settings,
 )
-from tests.support.gateway.http2_peer import frame
 
 FRAMES = st.lists(
     st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**31 - 1), st.binary(max_size=40))

@@ -5,7 +5,6 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http2.frames import FrameType, Setting
 from tests.support.gateway.http2_peer import (
     GREETING,
     REQUEST,
@@ -17,6 +16,7 @@ from tests.support.gateway.http2_peer import (
     uint32,
     window_update,
 )
+from weir.gateway.http2.frames import FrameType, Setting
 
 STREAMS = st.sampled_from([0, 1, 1, 3, 3, 5, 2, 2**31 - 1])
 SILENT = [*REQUEST[:2], (b":path", b"/silent")]

@@ -5,9 +5,9 @@ from hpack import Decoder, Encoder, HeaderTuple, NeverIndexedHeaderTuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http2.frames import Http2ConnectionError, Http2ErrorCode, Http2StreamError
-from gateway.http2.headers import HeaderDecoder, RequestHead, encode_headers
 from tests.support.gateway.http2_peer import REQUEST
+from weir.gateway.http2.frames import Http2ConnectionError, Http2ErrorCode, Http2StreamError
+from weir.gateway.http2.headers import HeaderDecoder, RequestHead, encode_headers
 
 VALUES = st.sampled_from([b"a", b"b", b"a long value" * 200, b"\xc3\xa4"])
 FIELDS = st.lists(st.tuples(st.sampled_from([b"x-a", b"x-b", b"user-agent"]), VALUES, st.booleans()), max_size=3)

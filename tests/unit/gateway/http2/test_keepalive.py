@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.http2 import keepalive
-from gateway.http2.keepalive import KeepaliveManager
-from gateway.http2.options import Http2Options
+from weir.gateway.http2 import keepalive
+from weir.gateway.http2.keepalive import KeepaliveManager
+from weir.gateway.http2.options import Http2Options
 
 
 class FakeConnection:

@@ -10,11 +10,6 @@ from functools import partial
 
 import pytest
 
-from gateway.http2 import keepalive as lifetime
-from gateway.http2.frames import MAX_WINDOW, Flag, FrameType, Setting
-from gateway.http2.options import Http2Options
-from gateway.http2.protocol import Http2Protocol
-from gateway.read_turns import TURN_BYTES
 from tests.support.gateway.grpc_frontend import Loop
 from tests.support.gateway.http2_peer import (
     GREETING,
@@ -28,6 +23,11 @@ from tests.support.gateway.http2_peer import (
     window_update,
 )
 from tests.support.waiting import wait_until
+from weir.gateway.http2 import keepalive as lifetime
+from weir.gateway.http2.frames import MAX_WINDOW, Flag, FrameType, Setting
+from weir.gateway.http2.options import Http2Options
+from weir.gateway.http2.protocol import Http2Protocol
+from weir.gateway.read_turns import TURN_BYTES
 
 SILENT = [*REQUEST[:2], (b":path", b"/silent")]
 

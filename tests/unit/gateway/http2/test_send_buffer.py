@@ -1,10 +1,5 @@
 """Responses that a peer does not read are charged to its connection, bounded, and dropped after a while."""
 
-from gateway.http2.connection import CONNECTION_WINDOW_BYTES
-from gateway.http2.frames import Flag, FrameType, Http2ErrorCode, Setting
-from gateway.http2.headers import encode_headers
-from gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
-from runtime.memory_ledger import MemoryLedger
 from tests.support.gateway.http2_peer import (
     ANSWER,
     REQUEST,
@@ -17,6 +12,11 @@ from tests.support.gateway.http2_peer import (
     uint32,
     window_update,
 )
+from weir.gateway.http2.connection import CONNECTION_WINDOW_BYTES
+from weir.gateway.http2.frames import Flag, FrameType, Http2ErrorCode, Setting
+from weir.gateway.http2.headers import encode_headers
+from weir.gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
+from weir.runtime.memory_ledger import MemoryLedger
 
 CHUNK = bytes(16_000)
 

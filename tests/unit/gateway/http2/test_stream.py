@@ -3,9 +3,6 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http2.connection import CONNECTION_WINDOW_BYTES
-from gateway.http2.frames import Flag, FrameType, Http2ErrorCode, Setting
-from gateway.http2.stream import STREAM_WINDOW_BYTES
 from tests.support.gateway.http2_peer import (
     ANSWER,
     REQUEST,
@@ -18,6 +15,9 @@ from tests.support.gateway.http2_peer import (
     uint32,
     window_update,
 )
+from weir.gateway.http2.connection import CONNECTION_WINDOW_BYTES
+from weir.gateway.http2.frames import Flag, FrameType, Http2ErrorCode, Setting
+from weir.gateway.http2.stream import STREAM_WINDOW_BYTES
 
 CHUNK = bytes(16_000)
 

@@ -5,9 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from durable.api.metrics import DurableCounters
-from gateway.metrics.durable import durable_families
-from schemas.wire.statistics import ConsumerCounters
+from weir.durable.api.metrics import DurableCounters
+from weir.gateway.metrics.durable import durable_families
+from weir.schemas.wire.statistics import ConsumerCounters
 
 
 def store(ack_is_fsync: bool | None = True, **sizes: Any) -> Any:

@@ -7,8 +7,8 @@ import math
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from gateway.metrics.openmetrics import negotiate
-from gateway.metrics.text import CONTENT_TYPE, MetricFamily, Sample, counter, gauge, histogram_samples, render
+from weir.gateway.metrics.openmetrics import negotiate
+from weir.gateway.metrics.text import CONTENT_TYPE, MetricFamily, Sample, counter, gauge, histogram_samples, render
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1"
 

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.counters.version_totals import VersionTotals
-from gateway.metrics.text import MetricFamily, Sample, counter, gauge, histogram_samples, render
-from gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
-from gateway.metrics.weir import _sum
-from schemas.wire.statistics import HistogramCounters, WorkerCounters
-from telemetry.instruments import SizeHistogram
-from telemetry.metrics_config import MetricsConfig
+from weir.cluster.counters.version_totals import VersionTotals
+from weir.gateway.metrics.text import MetricFamily, Sample, counter, gauge, histogram_samples, render
+from weir.gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
+from weir.gateway.metrics.weir import _sum
+from weir.schemas.wire.statistics import HistogramCounters, WorkerCounters
+from weir.telemetry.instruments import SizeHistogram
+from weir.telemetry.metrics_config import MetricsConfig
 
 
 def test_numbers_are_written_as_triton_writes_them() -> None:

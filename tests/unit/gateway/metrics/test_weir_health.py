@@ -1,9 +1,9 @@
 """The health metrics of processes."""
 
-from gateway.metrics.weir import health_families
-from runtime.containment import report
-from runtime.loop_lag import process_health
-from schemas.wire.statistics import HealthCounters
+from weir.gateway.metrics.weir import health_families
+from weir.runtime.containment import report
+from weir.runtime.loop_lag import process_health
+from weir.schemas.wire.statistics import HealthCounters
 
 
 def test_each_process_has_its_lag_and_its_contained_failures() -> None:

@@ -1,7 +1,7 @@
 """The load metrics of a model whose queues several schedulers own."""
 
-from gateway.metrics.weir import load_families
-from schemas.wire.statistics import HistogramCounters, LoadCounters, QueueCounters
+from weir.gateway.metrics.weir import load_families
+from weir.schemas.wire.statistics import HistogramCounters, LoadCounters, QueueCounters
 
 
 def queue(model: str, **load: object) -> QueueCounters:

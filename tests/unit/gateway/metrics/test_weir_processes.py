@@ -1,7 +1,7 @@
 """The metrics of processes: each process appears once."""
 
-from gateway.metrics.weir import process_families
-from schemas.wire.statistics import ProcessReading
+from weir.gateway.metrics.weir import process_families
+from weir.schemas.wire.statistics import ProcessReading
 
 
 def test_each_process_has_its_role_name_and_host() -> None:

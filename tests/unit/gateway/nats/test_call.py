@@ -8,18 +8,18 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from bus.nats.headers import parse_headers
-from client.catalog import ServedModel
-from client.request_headers import read_headers
-from gateway.nats import call as nats_call
-from gateway.nats.call import NatsCall, requested_window
-from runtime.memory_ledger import MemoryLedger
-from runtime.offload import Offload
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, internal
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
+from weir.bus.nats.headers import parse_headers
+from weir.calls.catalog import ServedModel
+from weir.calls.request_headers import read_headers
+from weir.gateway.nats import call as nats_call
+from weir.gateway.nats.call import NatsCall, requested_window
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.runtime.offload import Offload
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
 
 STREAMS = {"name": "m", "model_transaction_policy": {"decoupled": True}}
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.nats.discovery import Endpoint, MicroService
+from weir.gateway.nats.discovery import Endpoint, MicroService
 
 
 class FakeBus:

@@ -10,17 +10,17 @@ from typing import Any, cast
 
 import pytest
 
-from bus.nats.headers import pack_headers, parse_headers
-from client.catalog import ServedModel
-from gateway.nats import call as nats_call
-from gateway.nats.frontend import NatsFrontend
-from runtime.memory_ledger import MemoryLedger
-from runtime.offload import Offload
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import not_found
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
+from weir.bus.nats.headers import pack_headers, parse_headers
+from weir.calls.catalog import ServedModel
+from weir.gateway.nats import call as nats_call
+from weir.gateway.nats.frontend import NatsFrontend
+from weir.runtime.memory_ledger import MemoryLedger
+from weir.runtime.offload import Offload
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import not_found
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
 
 CONFIG = ModelConfig.model_validate(
     {

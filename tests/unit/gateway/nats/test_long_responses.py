@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.nats.call import MAX_UNREAD_BYTES
-from runtime.offload import Offload
-from schemas.core.errors import invalid
-from schemas.kserve.response import MAX_WRITTEN_BYTES
 from tests.unit.gateway.nats.test_call import Caller
+from weir.gateway.nats.call import MAX_UNREAD_BYTES
+from weir.runtime.offload import Offload
+from weir.schemas.core.errors import invalid
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES
 
 LONG = MAX_WRITTEN_BYTES + 1
 

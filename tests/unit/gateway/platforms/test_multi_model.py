@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.platforms.multi_model import read_archive, status_of
-from schemas.core.errors import WeirError, internal, invalid, overloaded
+from weir.gateway.platforms.multi_model import read_archive, status_of
+from weir.schemas.core.errors import WeirError, internal, invalid, overloaded
 
 
 def write(folder: Path, text: str = "") -> Path:

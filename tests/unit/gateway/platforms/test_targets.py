@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.platforms.frontend import Target, default_model, read_header_length
-from gateway.platforms.sagemaker import SageMaker, SageMakerOptions
-from gateway.platforms.vertex_ai import VertexAi, read_routes
-from schemas.core.errors import ErrorCode, WeirError, overloaded
+from weir.gateway.platforms.frontend import Target, default_model, read_header_length
+from weir.gateway.platforms.sagemaker import SageMaker, SageMakerOptions
+from weir.gateway.platforms.vertex_ai import VertexAi, read_routes
+from weir.schemas.core.errors import ErrorCode, WeirError, overloaded
 
 
 def catalog(*names: str, is_warming_up: bool = False) -> Any:

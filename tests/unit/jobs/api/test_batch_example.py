@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from examples.batch.make_files import make_files
-from jobs.formats.files import open_input
-from repository.config_text import parse_config
+from weir.jobs.formats.files import open_input
+from weir.repository.config_text import parse_config
 
 CONFIG = Path(__file__).parents[4] / "weir/demo/models/file_features/config.pbtxt"
 

@@ -13,16 +13,16 @@ from typing import Any, cast
 
 import pytest
 
-from client.catalog import ServedModel
-from jobs.api.service import JobService
-from jobs.formats.items import ItemResult, JobItem
-from jobs.records.folders import BatchRoots
-from jobs.records.record import Job, JobEntry, JobProgress, JobSpec
-from jobs.run.plan import PlanLimits
-from jobs.run.runner import ItemReader, ItemRunner
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
+from weir.calls.catalog import ServedModel
+from weir.jobs.api.service import JobService
+from weir.jobs.formats.items import ItemResult, JobItem
+from weir.jobs.records.folders import BatchRoots
+from weir.jobs.records.record import Job, JobEntry, JobProgress, JobSpec
+from weir.jobs.run.plan import PlanLimits
+from weir.jobs.run.runner import ItemReader, ItemRunner
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
 
 BAD = 3
 COUNT = 10

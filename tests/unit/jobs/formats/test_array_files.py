@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.formats import npy as numpy_files
-from jobs.formats import parquet as parquet_files
-from jobs.formats.files import open_input
-from jobs.formats.items import JobItem
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.gateway.job_models import ALL, model, value
+from weir.jobs.formats import npy as numpy_files
+from weir.jobs.formats import parquet as parquet_files
+from weir.jobs.formats.files import open_input
+from weir.jobs.formats.items import JobItem
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 def told(item: JobItem) -> Any:

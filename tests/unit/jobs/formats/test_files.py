@@ -16,15 +16,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from jobs.formats.files import ItemResult, JobOutput, OutputFormat, open_input
-from jobs.formats.items import declared_inputs
-from jobs.formats.jsonl import tensor_of
-from jobs.formats.npy import NumpyShards
-from jobs.formats.parquet import ParquetShards
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, invalid
-from schemas.core.tensors import Tensor
 from tests.support.gateway.job_models import ALL, model, value
+from weir.jobs.formats.files import ItemResult, JobOutput, OutputFormat, open_input
+from weir.jobs.formats.items import declared_inputs
+from weir.jobs.formats.jsonl import tensor_of
+from weir.jobs.formats.npy import NumpyShards
+from weir.jobs.formats.parquet import ParquetShards
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.schemas.core.tensors import Tensor
 
 EVERY_TYPE = model(
     outputs={f"{name}{'x'.join(map(str, dims))}": (name, list(dims)) for name in ALL for dims in [(1,), (2, 3), (-1,)]}

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs.formats import input_files as file_folder
-from jobs.formats.files import default_output_format, open_input
-from jobs.formats.input_files import find_input_files
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import Tensor
 from tests.support.gateway.job_models import model
+from weir.jobs.formats import input_files as file_folder
+from weir.jobs.formats.files import default_output_format, open_input
+from weir.jobs.formats.input_files import find_input_files
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import Tensor
 
 STRINGS = model(X=("BYTES", [1]))
 NUMBERS = model(X=("FP32", [1]))

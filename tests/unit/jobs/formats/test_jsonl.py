@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.formats import jsonl as json_lines
-from jobs.formats.files import JobInput, open_input
-from jobs.formats.items import JobItem
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
 from tests.support.gateway.job_models import model
+from weir.jobs.formats import jsonl as json_lines
+from weir.jobs.formats.files import JobInput, open_input
+from weir.jobs.formats.items import JobItem
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
 
 NUMBERS = model(X=("FP32", [-1]))
 

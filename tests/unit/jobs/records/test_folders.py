@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.records.folders import MARKER, BatchRoots, OutputFolder, Uploads
-from jobs.records.record import JobSpec
-from schemas.core.errors import ErrorCode, WeirError
+from weir.jobs.records.folders import MARKER, BatchRoots, OutputFolder, Uploads
+from weir.jobs.records.record import JobSpec
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 def test_a_folder_is_one_job_s_and_one_writer_s(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.records.record import MAX_INPUTS, DesiredState, Job, JobEntry, JobProgress, JobSpec, JobState, new_job_id
-from schemas.core.errors import ErrorCode, WeirError
+from weir.jobs.records.record import MAX_INPUTS, DesiredState, Job, JobEntry, JobProgress, JobSpec, JobState, new_job_id
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 SPEC = JobSpec(model="m", inputs=("/a",), output="/b")
 ENTRY = JobEntry(id=new_job_id(), spec=SPEC, created_ms=1)

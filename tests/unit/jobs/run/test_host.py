@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from jobs.records.folders import BatchRoots
-from jobs.records.record import DesiredState, Job, JobEntry, JobProgress, JobSpec, JobState
-from jobs.run.host import MAX_RUNNING, MAX_RUNNING_OF_MODEL, JobHost
-from jobs.run.run import RunContext
+from weir.jobs.records.folders import BatchRoots
+from weir.jobs.records.record import DesiredState, Job, JobEntry, JobProgress, JobSpec, JobState
+from weir.jobs.run.host import MAX_RUNNING, MAX_RUNNING_OF_MODEL, JobHost
+from weir.jobs.run.run import RunContext
 
 
 class Leases:

@@ -9,7 +9,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.run.plan import JobPlan, PlanLimits
+from weir.jobs.run.plan import JobPlan, PlanLimits
 
 EVENTS: Counter[str] = Counter()
 

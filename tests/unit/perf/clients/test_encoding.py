@@ -6,14 +6,14 @@ import msgspec
 import pytest
 from tritonclient.grpc import service_pb2
 
-from perf.clients.addresses import ServerAddress
-from perf.clients.bodies import infer_body
-from perf.clients.grpc import GrpcClient
-from perf.clients.session import RegionPlace, SampleRequest
-from perf.load.sequences import SequenceStep
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
-from schemas.core.tensors import RegionRef, Tensor
-from schemas.kserve.request import parse_infer_request
+from weir.perf.clients.addresses import ServerAddress
+from weir.perf.clients.bodies import infer_body
+from weir.perf.clients.grpc import GrpcClient
+from weir.perf.clients.session import RegionPlace, SampleRequest
+from weir.perf.load.sequences import SequenceStep
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
+from weir.schemas.core.tensors import RegionRef, Tensor
+from weir.schemas.kserve.request import parse_infer_request
 
 ADDRESS = ServerAddress("localhost", 8001)
 INPUTS = [Tensor("A", "INT32", [1, 2], b"12345678"), Tensor("B", "UINT8", [1, 1], b"x")]

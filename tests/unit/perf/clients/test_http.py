@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from perf.clients.addresses import ServerAddress
-from perf.clients.http import HttpClient, http_head
-from perf.clients.session import CallFailed
+from weir.perf.clients.addresses import ServerAddress
+from weir.perf.clients.http import HttpClient, http_head
+from weir.perf.clients.session import CallFailed
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.inputs.generated import MAX_SAMPLES, InputOptions
-from perf.inputs.model import InputError, has_text_ids, needs_correlation_id, read_model
-from perf.inputs.requests import make_requests
-from schemas.config.model_config import ModelConfig
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
-from schemas.kserve.normalizer import RequestNormalizer
+from weir.perf.inputs.generated import MAX_SAMPLES, InputOptions
+from weir.perf.inputs.model import InputError, has_text_ids, needs_correlation_id, read_model
+from weir.perf.inputs.requests import make_requests
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
+from weir.schemas.kserve.normalizer import RequestNormalizer
 
 
 def model(*inputs: dict[str, object], max_batch_size: int = 0, **more: object) -> ModelConfig:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.load.arrivals import ArrivalProcess, Arrivals
+from weir.perf.load.arrivals import ArrivalProcess, Arrivals
 
 RATES = st.floats(0.01, 1e5)
 

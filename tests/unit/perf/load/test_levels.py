@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.load.levels import MAX_LEVELS, Level, Mode, parse_levels
+from weir.perf.load.levels import MAX_LEVELS, Level, Mode, parse_levels
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.load.sequences import SequenceSource
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.perf.load.sequences import SequenceSource
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 
 
 @given(st.integers(1, 30), st.integers(1, 5))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.load.stability import StabilityRule, Verdict, WindowFigures
+from weir.perf.load.stability import StabilityRule, Verdict, WindowFigures
 
 RULE = StabilityRule(share=0.1, max_windows=6)
 FIGURES = st.builds(WindowFigures, st.floats(0, 1e6), st.floats(0, 100))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perf.clients.session import Answer
-from perf.measurement.distribution import MAX_ERROR_TEXTS, OTHER_ERRORS, Distribution, Window
+from weir.perf.clients.session import Answer
+from weir.perf.measurement.distribution import MAX_ERROR_TEXTS, OTHER_ERRORS, Distribution, Window
 
 SECONDS = st.lists(st.floats(1e-5, 100), min_size=1, max_size=200)
 

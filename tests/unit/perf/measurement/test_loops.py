@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from perf.clients.session import Answer, CallFailed, SampleRequest, Unreachable
-from perf.load.arrivals import ArrivalProcess, Arrivals
-from perf.load.levels import Level, Mode
-from perf.load.sequences import SequenceSource, SequenceStep
-from perf.load.stability import StabilityRule
-from perf.measurement.client_load import ClientReading, client_limits
-from perf.measurement.distribution import Window
-from perf.measurement.level import LevelResult, Timing, measure_level
-from perf.measurement.loops import ClosedLoop, LoadLoop, OpenLoop
-from perf.measurement.precise_timer import PreciseTimer
-from perf.measurement.server_statistics import ServerCounters
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from tests.support.waiting import eventually
+from weir.perf.clients.session import Answer, CallFailed, SampleRequest, Unreachable
+from weir.perf.load.arrivals import ArrivalProcess, Arrivals
+from weir.perf.load.levels import Level, Mode
+from weir.perf.load.sequences import SequenceSource, SequenceStep
+from weir.perf.load.stability import StabilityRule
+from weir.perf.measurement.client_load import ClientReading, client_limits
+from weir.perf.measurement.distribution import Window
+from weir.perf.measurement.level import LevelResult, Timing, measure_level
+from weir.perf.measurement.loops import ClosedLoop, LoadLoop, OpenLoop
+from weir.perf.measurement.precise_timer import PreciseTimer
+from weir.perf.measurement.server_statistics import ServerCounters
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 
 
 class FakeClient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perf.measurement.server_statistics import ServerCounters, ServerFigures
+from weir.perf.measurement.server_statistics import ServerCounters, ServerFigures
 
 
 def row(requests: int, rows: int, runs: dict[int, int], queue_ns: int, infer_ns: int, as_text: bool = False) -> dict:

@@ -11,16 +11,16 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from perf.clients.session import Answer
-from perf.load.levels import Level, Mode
-from perf.measurement.client_load import ClientReading
-from perf.measurement.distribution import Window
-from perf.measurement.level import LevelResult
-from perf.measurement.server_statistics import ServerFigures
-from perf.report import plot
-from perf.report.document import LevelReport, PerfReport
-from perf.report.plot import PlotUnavailable, check_svg, terminal_plot, write_svg
-from perf.report.table import print_report
+from weir.perf.clients.session import Answer
+from weir.perf.load.levels import Level, Mode
+from weir.perf.measurement.client_load import ClientReading
+from weir.perf.measurement.distribution import Window
+from weir.perf.measurement.level import LevelResult
+from weir.perf.measurement.server_statistics import ServerFigures
+from weir.perf.report import plot
+from weir.perf.report.document import LevelReport, PerfReport
+from weir.perf.report.plot import PlotUnavailable, check_svg, terminal_plot, write_svg
+from weir.perf.report.table import print_report
 
 SERVER = ServerFigures(
     inferences=120,

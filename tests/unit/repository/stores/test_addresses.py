@@ -2,7 +2,7 @@
 
 import pytest
 
-from repository.stores.addresses import StoreAddress, is_cloud_address, parse_address
+from weir.repository.stores.addresses import StoreAddress, is_cloud_address, parse_address
 
 
 @pytest.mark.parametrize(

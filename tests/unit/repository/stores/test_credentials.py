@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from repository.stores.addresses import parse_address
-from repository.stores.credentials import S3Credentials, check_access, read_access
-from schemas.core.errors import WeirError
+from weir.repository.stores.addresses import parse_address
+from weir.repository.stores.credentials import S3Credentials, check_access, read_access
+from weir.schemas.core.errors import WeirError
 
 S3, GS, AZURE = (parse_address(text) for text in ("s3://b/models", "gs://b/models", "as://account/c/models"))
 

@@ -1,6 +1,6 @@
 """Models of a store: which objects belong to which model, and which can't be files."""
 
-from repository.stores.store import StoredFile, group_models
+from weir.repository.stores.store import StoredFile, group_models
 
 
 def files(*paths: str, size_bytes: int = 1) -> list[StoredFile]:

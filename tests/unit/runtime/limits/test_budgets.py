@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.limits import budgets
-from runtime.limits.budgets import PROCESS_BYTES, memory_for_requests_bytes
+from weir.runtime.limits import budgets
+from weir.runtime.limits.budgets import PROCESS_BYTES, memory_for_requests_bytes
 
 GIB = 1 << 30
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from runtime.limits.open_files import MAX_OPEN_FILES, raise_open_files
+from weir.runtime.limits.open_files import MAX_OPEN_FILES, raise_open_files
 
 _CODE = """
 import resource, sys
-from runtime.limits.open_files import raise_open_files
+from weir.runtime.limits.open_files import raise_open_files
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 700))
 print(raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE))
 """

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.limits import process_limits
-from runtime.limits.process_limits import computing_threads, find_limits, log_limits, process_limit, show_bytes
-from runtime.process_memory import machine_memory_bytes
+from weir.runtime.limits import process_limits
+from weir.runtime.limits.process_limits import computing_threads, find_limits, log_limits, process_limit, show_bytes
+from weir.runtime.process_memory import machine_memory_bytes
 
 
 @pytest.fixture(autouse=True)

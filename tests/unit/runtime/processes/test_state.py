@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.processes.state import ProcessIdentity, look_at, own_identity
 from tests.support.waiting import wait_until
+from weir.runtime.processes.state import ProcessIdentity, look_at, own_identity
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 import psutil
 
-from runtime.processes.usage import process_usage
+from weir.runtime.processes.usage import process_usage
 
 
 def test_it_agrees_with_psutil() -> None:

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.batching.admission import REOPEN_SHARE, Admission, RequestCost
-from schemas.core.errors import MAX_BACKOFF_US
+from weir.scheduler.batching.admission import REOPEN_SHARE, Admission, RequestCost
+from weir.schemas.core.errors import MAX_BACKOFF_US
 
 MAX_WAIT_US = 100_000
 

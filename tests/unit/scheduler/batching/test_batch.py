@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batching.batch import Batch, BatchesInFlight, BatchReconciler
-from scheduler.placement.instances import Instance
-from schemas.wire.registry import Heartbeat
+from weir.scheduler.batching.batch import Batch, BatchesInFlight, BatchReconciler
+from weir.scheduler.placement.instances import Instance
+from weir.schemas.wire.registry import Heartbeat
 
 
 def batch(id: int, worker: str = "w") -> Batch:

@@ -3,9 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batching.batcher import DefaultBatcher
-from scheduler.batching.dynamic_batcher import MAX_REQUESTS, EnsembleBatcher
 from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.batcher import DefaultBatcher
+from weir.scheduler.batching.dynamic_batcher import MAX_REQUESTS, EnsembleBatcher
 
 
 def test_each_request_is_a_batch_in_the_order_they_came():

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from scheduler.batching.custom_strategy import PATH_PARAMETER, GuardedStrategy, StrategyFiles
-from scheduler.batching.dynamic_batcher import DynamicBatcher
-from schemas.config.model_config import ModelConfig
 from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.custom_strategy import PATH_PARAMETER, GuardedStrategy, StrategyFiles
+from weir.scheduler.batching.dynamic_batcher import DynamicBatcher
+from weir.schemas.config.model_config import ModelConfig
 
 STRATEGY = """
 class BatchStrategy:

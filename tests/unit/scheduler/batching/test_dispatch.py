@@ -6,15 +6,15 @@ from itertools import count
 
 import pytest
 
-from scheduler.batching.batch import BatchesInFlight
-from scheduler.batching.batcher import Batcher, DefaultBatcher
-from scheduler.batching.dispatch import Dispatch
-from scheduler.batching.dynamic_batcher import DynamicBatcher
-from scheduler.batching.lanes import BATCH, EVENT, LIVE, LaneQueues
-from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import QueuedRequest
-from scheduler.placement.instances import Placement
 from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.batch import BatchesInFlight
+from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
+from weir.scheduler.batching.dispatch import Dispatch
+from weir.scheduler.batching.dynamic_batcher import DynamicBatcher
+from weir.scheduler.batching.lanes import BATCH, EVENT, LIVE, LaneQueues
+from weir.scheduler.batching.microbatcher import Microbatcher
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.placement.instances import Placement
 
 
 class Version:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batching.dynamic_batcher import DynamicBatcher
-from scheduler.batching.request import QueuedRequest, arrival
-from scheduler.batching.request_queue import LevelRules, QueueRules
-from schemas.wire.observation import BatchReason
 from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.dynamic_batcher import DynamicBatcher
+from weir.scheduler.batching.request import QueuedRequest, arrival
+from weir.scheduler.batching.request_queue import LevelRules, QueueRules
+from weir.schemas.wire.observation import BatchReason
 
 
 def batcher_with(*sizes: int, at_us: int = 0, **options: object) -> DynamicBatcher:

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from scheduler.batching.lane_budget import (
+from weir.scheduler.batching.lane_budget import (
     COLLISION_ONE_IN,
     LONGEST_QUIET_US,
     MAX_SAVED_COLLISIONS,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from scheduler.batching.batcher import Batcher, DefaultBatcher
-from scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
-from scheduler.batching.lane_budget import BATCH_LANE_RUN_US, LONGEST_QUIET_US, RECENT_US
-from scheduler.batching.lanes import AGED_US, BATCH, EVENT, LIVE
-from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import QueuedRequest
-from scheduler.batching.request_queue import LevelRules, QueueRules
-from scheduler.batching.version_scheduler import VersionScheduler
-from schemas.wire.messages import BatchOutcome
 from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
+from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
+from weir.scheduler.batching.lane_budget import BATCH_LANE_RUN_US, LONGEST_QUIET_US, RECENT_US
+from weir.scheduler.batching.lanes import AGED_US, BATCH, EVENT, LIVE
+from weir.scheduler.batching.microbatcher import Microbatcher
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.request_queue import LevelRules, QueueRules
+from weir.scheduler.batching.version_scheduler import VersionScheduler
+from weir.schemas.wire.messages import BatchOutcome
 
 ANSWERED = BatchOutcome.ANSWERED
 BEGIN_US = 1_000_000

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from scheduler.batching.dynamic_batcher import MAX_BATCH_BYTES
-from scheduler.batching.microbatcher import (
+from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.dynamic_batcher import MAX_BATCH_BYTES
+from weir.scheduler.batching.microbatcher import (
     MAX_MICROBATCH_REQUESTS,
     MAX_MICROBATCH_US,
     SINGLE_BATCHES_AFTER_SLOW,
@@ -15,11 +16,10 @@ from scheduler.batching.microbatcher import (
     Microbatcher,
     forms_microbatches,
 )
-from scheduler.batching.version_scheduler import VersionScheduler
-from scheduler.model_scheduler import batcher_for
-from schemas.config.model_config import ModelConfig
-from schemas.wire.messages import BatchOutcome
-from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.version_scheduler import VersionScheduler
+from weir.scheduler.model_scheduler import batcher_for
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.messages import BatchOutcome
 
 ANSWERED, UNANSWERED, NOT_RUN, HANDED_BACK = (
     BatchOutcome.ANSWERED,

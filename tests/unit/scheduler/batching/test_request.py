@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from scheduler.batching.request import NO_TERMS, DuplicateDelivery, arrival, requests_of
 from tests.support.scheduling.requests import CountingFrame, part, request
+from weir.scheduler.batching.request import NO_TERMS, DuplicateDelivery, arrival, requests_of
 
 
 def test_a_request_holds_the_routing_facts_of_its_part():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from scheduler.batching.batcher import Batcher, DefaultBatcher
-from scheduler.batching.dynamic_batcher import DynamicBatcher
-from scheduler.batching.request import QueuedRequest
-from scheduler.batching.request_queue import NEVER_US, VIRTUAL_DEADLINE_US, LevelRules, OrderedQueue, QueueRules
 from tests.support.scheduling.requests import keys, request, requests_in_memory
+from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
+from weir.scheduler.batching.dynamic_batcher import DynamicBatcher
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.request_queue import NEVER_US, VIRTUAL_DEADLINE_US, LevelRules, OrderedQueue, QueueRules
 
 SECOND_US = 1_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batching.retry import MAX_ATTEMPTS, RetryPolicy, UnservedTimeout
 from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.retry import MAX_ATTEMPTS, RetryPolicy, UnservedTimeout
 
 
 def test_a_lost_request_is_repeated_then_runs_alone_then_fails():

@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.batcher import Batcher, DefaultBatcher
-from scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
-from scheduler.batching.lanes import BATCH, EVENT
-from scheduler.batching.microbatcher import Microbatcher
-from scheduler.batching.request import Terms
-from scheduler.batching.request_queue import LevelRules, QueueRules
-from scheduler.batching.version_scheduler import LOST_STEPS, LOST_STREAM, MAX_DIRECT_US, VersionScheduler
-from scheduler.placement.instances import STAGING_LEAD_US
-from schemas.core.errors import ErrorCode
-from schemas.wire.messages import BatchOutcome
 from tests.support.scheduling.requests import keys, request
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
+from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
+from weir.scheduler.batching.lanes import BATCH, EVENT
+from weir.scheduler.batching.microbatcher import Microbatcher
+from weir.scheduler.batching.request import Terms
+from weir.scheduler.batching.request_queue import LevelRules, QueueRules
+from weir.scheduler.batching.version_scheduler import LOST_STEPS, LOST_STREAM, MAX_DIRECT_US, VersionScheduler
+from weir.scheduler.placement.instances import STAGING_LEAD_US
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.wire.messages import BatchOutcome
 
 ANSWERED, UNANSWERED, RELEASED = BatchOutcome.ANSWERED, BatchOutcome.UNANSWERED, BatchOutcome.RELEASED
 

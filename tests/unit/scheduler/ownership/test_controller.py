@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from bus.kv.known_models import KnownModels
-from bus.kv.queue_owners import QueueOwners
-from bus.kv.registry import RegistryWriter
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import ensure_streams
-from scheduler.ownership import controller as controller_module
-from scheduler.ownership.controller import OwnershipController
-from scheduler.service.service import SchedulerService, ServiceOptions
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 from tests.support.waiting import eventually
+from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.queue_owners import QueueOwners
+from weir.bus.kv.registry import RegistryWriter
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import ensure_streams
+from weir.scheduler.ownership import controller as controller_module
+from weir.scheduler.ownership.controller import OwnershipController
+from weir.scheduler.service.service import SchedulerService, ServiceOptions
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 MODELS = [f"m{number}" for number in range(4)]
 

@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.naming.live_queues import LiveQueue
-from scheduler.ownership.policy import Acquire, HandOver, OwnershipPolicy, ReadOwner
 from tests.support.scheduling.ownership import World
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.ownership.policy import Acquire, HandOver, OwnershipPolicy, ReadOwner
 
 QUEUES = [LiveQueue(f"m{number}") for number in range(7)]
 

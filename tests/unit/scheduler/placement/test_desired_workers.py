@@ -10,7 +10,14 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.placement.desired_workers import HOLD_US, IDLE_US, MAX_DESIRED, TARGET_UTILIZATION, DesiredWorkers, Load
+from weir.scheduler.placement.desired_workers import (
+    HOLD_US,
+    IDLE_US,
+    MAX_DESIRED,
+    TARGET_UTILIZATION,
+    DesiredWorkers,
+    Load,
+)
 
 S = 1_000_000
 

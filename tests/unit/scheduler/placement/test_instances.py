@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.naming.identity import host_of
-from scheduler.placement.instances import SLOTS, STAGING_LEAD_US, Instance, Placement
+from weir.bus.naming.identity import host_of
+from weir.scheduler.placement.instances import SLOTS, STAGING_LEAD_US, Instance, Placement
 
 
 def named(instance: Instance | None) -> tuple[str, int] | None:

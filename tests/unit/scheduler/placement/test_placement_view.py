@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from bus.naming.live_queues import LiveQueue
-from scheduler.batching.request import requests_of
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.placement.instances import Placement
-from scheduler.placement.placement_view import (
+from tests.support.scheduling.requests import CountingFrame, part
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.batching.request import requests_of
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.placement.instances import Placement
+from weir.scheduler.placement.placement_view import (
     InstanceKey,
     PartitionShares,
     divide_instances,
@@ -22,11 +23,10 @@ from scheduler.placement.placement_view import (
     placement_view,
     share_of,
 )
-from scheduler.recording.event_log import EventLog
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.registry import MAX_INSTANCES, ModelRecord, ModelState, VersionRecord
-from tests.support.scheduling.requests import CountingFrame, part
+from weir.scheduler.recording.event_log import EventLog
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.registry import MAX_INSTANCES, ModelRecord, ModelState, VersionRecord
 
 LOADING, READY, UNLOADING, UNAVAILABLE = ModelState
 CONFIG = {"name": "m"}

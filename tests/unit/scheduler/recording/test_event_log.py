@@ -11,9 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.naming.live_queues import LiveQueue
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.recording.event_log import EventLog
 from tests.support.scheduling.recording import (
     STRATEGIES,
     differences,
@@ -24,6 +21,9 @@ from tests.support.scheduling.recording import (
 from tests.support.scheduling.requests import LATEST
 from tests.support.scheduling.simulation import UNAVAILABLE_TIMEOUT_US, Simulation
 from tests.unit.scheduler.test_model_simulation import LIVES, lives
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.recording.event_log import EventLog
 
 
 @settings(max_examples=LIVES, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import pytest
 
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.recording.event_log import RecordedModelScheduler
-from scheduler.recording.event_rows import EVENTS, QUERIES, pack_event, unpack_event
 from tests.support.scheduling.requests import request
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.recording.event_log import RecordedModelScheduler
+from weir.scheduler.recording.event_rows import EVENTS, QUERIES, pack_event, unpack_event
 
 
 def test_every_method_is_an_event_or_a_query():
@@ -28,7 +28,7 @@ NOWHERE = Place()
 def test_named_tuples_and_identities_of_constants_are_preserved(monkeypatch: pytest.MonkeyPatch):
     """A policy may detect "none given" by an identity comparison."""
     monkeypatch.setattr(
-        "scheduler.recording.event_rows.RECORDED_PACKAGES", (__name__.partition(".")[0], "scheduler", "schemas")
+        "weir.scheduler.recording.event_rows.RECORDED_PACKAGES", (__name__, "weir.scheduler.", "weir.schemas.")
     )
     for place in (NOWHERE, Place(3)):
         asked = request()

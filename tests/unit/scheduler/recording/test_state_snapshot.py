@@ -8,15 +8,15 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from scheduler.batching.request import requests_of
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.recording.state_snapshot import UnsupportedState, pack_state, unpack_state
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.messages import BatchOutcome, RequestEnvelope
 from tests.support.scheduling.recording import (
     config,
 )
 from tests.support.scheduling.requests import CountingFrame
+from weir.scheduler.batching.request import requests_of
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.recording.state_snapshot import UnsupportedState, pack_state, unpack_state
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
 
 
 def test_counters_continue_in_a_restored_state():

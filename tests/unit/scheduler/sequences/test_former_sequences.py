@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.batching.request import QueuedRequest, requests_of
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.sequences.scheduler import TAKEOVER_US, FoundSequence, SoughtSequence
-from scheduler.sequences.sequence import MAX_REPLAY_BYTES, replay_of
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, Reason, WeirError
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope, SequencePosition, StartedSequence
 from tests.support.scheduling.requests import CountingFrame
+from weir.scheduler.batching.request import QueuedRequest, requests_of
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.sequences.scheduler import TAKEOVER_US, FoundSequence, SoughtSequence
+from weir.scheduler.sequences.sequence import MAX_REPLAY_BYTES, replay_of
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, Reason, WeirError
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope, SequencePosition, StartedSequence
 
 IDLE_US = 1_000_000
 CONFIG = ModelConfig.model_validate(

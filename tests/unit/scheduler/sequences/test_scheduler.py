@@ -13,18 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.batching.request import requests_of
-from scheduler.batching.version_scheduler import Failure
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.sequences.sequence import MAX_REPLAY_BYTES, ReplayBudget
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope, StartedSequence
-from schemas.wire.registry import MAX_INSTANCES
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, requests_in_memory
 from tests.support.scheduling.sequences import IDLE_US, SLOTS, Life, ReconfiguredLife
 from tests.unit.scheduler.test_model_simulation import LIVES
+from weir.scheduler.batching.request import requests_of
+from weir.scheduler.batching.version_scheduler import Failure
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.sequences.sequence import MAX_REPLAY_BYTES, ReplayBudget
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope, StartedSequence
+from weir.schemas.wire.registry import MAX_INSTANCES
 
 EVENTS_TRIED = [0]
 """How many events the random lives have been made of."""
@@ -141,7 +141,7 @@ def test_an_idle_sequence_does_not_keep_its_worker_for_ever() -> None:
 @settings(max_examples=4 * LIVES, deadline=None)
 @given(st.sampled_from(CHECKPOINTED), EVENTS, st.sampled_from([MAX_REPLAY_BYTES, 5, 0]))
 def test_any_life_with_checkpoints(config: ModelConfig, events: list[tuple[Any, ...]], replay_bytes: int) -> None:
-    with mock.patch("scheduler.sequences.table.ReplayBudget", return_value=ReplayBudget(replay_bytes)):
+    with mock.patch("weir.scheduler.sequences.table.ReplayBudget", return_value=ReplayBudget(replay_bytes)):
         live(Life, config, events)
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler.batching.request import QueuedRequest
-from scheduler.sequences.sequence import ReplayBudget, SequenceProgress, SlottedInstance, StatefulSequence
-from schemas.wire.messages import NO_REPLY
 from tests.support.scheduling.requests import request
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.sequences.sequence import ReplayBudget, SequenceProgress, SlottedInstance, StatefulSequence
+from weir.schemas.wire.messages import NO_REPLY
 
 
 def sequence(id: int, *requests: QueuedRequest, every: int = 0) -> StatefulSequence:

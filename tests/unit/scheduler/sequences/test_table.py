@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from scheduler.batching.request import QueuedRequest
-from scheduler.sequences.table import QUARANTINE_US, SequenceTable
-from schemas.core.requests import SEQUENCE_START, Lane
 from tests.support.scheduling.requests import request
+from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.sequences.table import QUARANTINE_US, SequenceTable
+from weir.schemas.core.requests import SEQUENCE_START, Lane
 
 IDLE_US = 1_000
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from scheduler.service import clock
-from scheduler.service.clock import DeadlineTimer
+from weir.scheduler.service import clock
+from weir.scheduler.service.clock import DeadlineTimer
 
 
 def now_us() -> int:

@@ -10,20 +10,22 @@ from typing import Any
 import msgpack
 import pytest
 
-from bus.kv.registry import WorkerView
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Message
-from runtime.containment import SITES
-from scheduler.batching.custom_strategy import StrategyFiles
-from scheduler.service import service as service_module
-from scheduler.service.former_sequences import SequenceReports
-from scheduler.service.owned_queue import OwnedQueue
-from scheduler.service.service import SchedulerService
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode
-from schemas.core.requests import SEQUENCE_START
-from schemas.wire.codec import WIRE_VERSION
-from schemas.wire.messages import (
+from tests.support.collecting_bus import CollectingBus
+from tests.support.scheduling.requests import part
+from weir.bus.kv.registry import WorkerView
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Message
+from weir.runtime.containment import SITES
+from weir.scheduler.batching.custom_strategy import StrategyFiles
+from weir.scheduler.service import service as service_module
+from weir.scheduler.service.former_sequences import SequenceReports
+from weir.scheduler.service.owned_queue import OwnedQueue
+from weir.scheduler.service.service import SchedulerService
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.codec import WIRE_VERSION
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchMessage,
     BatchOutcome,
@@ -32,9 +34,7 @@ from schemas.wire.messages import (
     Frame,
     unpack_responses,
 )
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
-from tests.support.collecting_bus import CollectingBus
-from tests.support.scheduling.requests import part
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 
 CONFIG = {"max_batch_size": 1, "dynamic_batching": {}}
 
@@ -262,7 +262,7 @@ async def test_garbage_at_request_rate_is_logged_once_a_second(
     assert cluster.service.malformed_messages == 50
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(SITES) if name.startswith("scheduler.service.service:")])
+@pytest.mark.parametrize("name", [name for name in sorted(SITES) if name.startswith("weir.scheduler.service.service:")])
 async def test_no_site_of_the_scheduler_passes_an_exception_on(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from bus.nats.connection import Message
-from scheduler.service import former_sequences
-from scheduler.service.former_sequences import SequenceReports, SequenceSurvey
-from scheduler.service.service import _limited
-from schemas.wire.messages import SequenceQuery, SequenceReport, StartedSequence
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.bus.nats.connection import Message
+from weir.scheduler.service import former_sequences
+from weir.scheduler.service.former_sequences import SequenceReports, SequenceSurvey
+from weir.scheduler.service.service import _limited
+from weir.schemas.wire.messages import SequenceQuery, SequenceReport, StartedSequence
 
 ROWS = [StartedSequence(1, 5, 10), StartedSequence(2, "five", 0)]
 

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from bus.kv.known_models import KnownModels
-from bus.kv.registry import RegistryView, RegistryWriter, WorkerView
-from bus.kv.view import KvBucket, KvView
-from bus.naming.subjects import KNOWN_MODELS_STREAM
-from bus.nats.connection import Bus, Message
-from bus.nats.embedded_server import EmbeddedNats
-from bus.streams.declarations import ensure_streams
-from client.catalog import RECOVERY_GRACE_S, Catalog
-from scheduler.service import known_models as model_memory
-from scheduler.service.known_models import EntryAction, KnownModelStore, action_for, entry_of, needs_write
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord, WorkerRecord
 from tests.support.waiting import eventually
+from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.registry import RegistryView, RegistryWriter, WorkerView
+from weir.bus.kv.view import KvBucket, KvView
+from weir.bus.naming.subjects import KNOWN_MODELS_STREAM
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import ensure_streams
+from weir.calls.catalog import RECOVERY_GRACE_S, Catalog
+from weir.scheduler.service import known_models as model_memory
+from weir.scheduler.service.known_models import EntryAction, KnownModelStore, action_for, entry_of, needs_write
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 CONFIG = ModelConfig(name="m", backend="python").model_dump(exclude_defaults=True)
 READY, GONE, LEAVES = ModelState.READY, ModelState.UNAVAILABLE, ModelState.UNLOADING

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler.service.lease_gate import LEASE_S, LeaseGate
+from weir.scheduler.service.lease_gate import LEASE_S, LeaseGate
 
 
 class Fenced:

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from schemas.wire.messages import BatchOutcome, Cancellation, Frame, LostAttempts
 from tests.support.scheduling.requests import part
 from tests.unit.scheduler.service.test_service import CANCEL, INBOX, Served, serve
+from weir.schemas.wire.messages import BatchOutcome, Cancellation, Frame, LostAttempts
 
 
 @pytest.fixture

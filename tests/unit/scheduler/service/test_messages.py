@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.batching.batch import Batch
-from scheduler.batching.version_scheduler import Failure
-from scheduler.placement.instances import Instance
-from scheduler.service.messages import batch_rows, error_responses
-from schemas.core.errors import overloaded
-from schemas.wire.messages import NO_REPLY, SequencePosition
 from tests.support.scheduling.requests import CountingFrame, request
+from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.version_scheduler import Failure
+from weir.scheduler.placement.instances import Instance
+from weir.scheduler.service.messages import batch_rows, error_responses
+from weir.schemas.core.errors import overloaded
+from weir.schemas.wire.messages import NO_REPLY, SequencePosition
 
 
 def batch(requests: int = 2, **attributes: object) -> Batch:

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.naming.live_queues import LiveQueue
-from scheduler.service.owned_queue import (
+from tests.support.collecting_bus import CollectingBus
+from tests.support.scheduling.requests import part
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.service.owned_queue import (
     ACK_DELAY_S,
     MAX_BUFFERED_BYTES,
     MAX_TOTAL_BUFFERED_BYTES,
@@ -22,12 +24,10 @@ from scheduler.service.owned_queue import (
     OwnedQueue,
     TotalBufferedFrames,
 )
-from scheduler.service.service import SchedulerService
-from schemas.config.model_config import ModelConfig
-from schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, Cancellation, Completions, Frame
-from schemas.wire.statistics import SchedulerCounters, unpack_counters
-from tests.support.collecting_bus import CollectingBus
-from tests.support.scheduling.requests import part
+from weir.scheduler.service.service import SchedulerService
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, Cancellation, Completions, Frame
+from weir.schemas.wire.statistics import SchedulerCounters, unpack_counters
 
 MIB = 1 << 20
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from scheduler.batching.custom_strategy import StrategyFiles
-from scheduler.model_scheduler import ModelScheduler
-from scheduler.service.registry_watcher import RegistryWatcher, latest_config, queues_by, queues_of
-from scheduler.service.statistics import LoadSignals
-from schemas.config.model_config import ModelConfig
-from schemas.wire.model_control import DrainMessage
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 from tests.support.scheduling.requests import request
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.batching.custom_strategy import StrategyFiles
+from weir.scheduler.model_scheduler import ModelScheduler
+from weir.scheduler.service.registry_watcher import RegistryWatcher, latest_config, queues_by, queues_of
+from weir.scheduler.service.statistics import LoadSignals
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.model_control import DrainMessage
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 
 READY, UNLOADING, LOADING = ModelState.READY, ModelState.UNLOADING, ModelState.LOADING
 

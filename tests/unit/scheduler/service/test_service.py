@@ -13,16 +13,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.kv.registry import WorkerView
-from bus.links.link import LinkEnd
-from bus.naming.live_queues import LiveQueue
-from scheduler.service.former_sequences import SequenceReports
-from scheduler.service.messages import GRANT_MS
-from scheduler.service.owned_queue import OwnedQueue
-from scheduler.service.service import SchedulerService
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode
-from schemas.wire.messages import (
+from tests.support.collecting_bus import CollectingBus
+from tests.support.scheduling.requests import BODY, part
+from weir.bus.kv.registry import WorkerView
+from weir.bus.links.link import LinkEnd
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.service.former_sequences import SequenceReports
+from weir.scheduler.service.messages import GRANT_MS
+from weir.scheduler.service.owned_queue import OwnedQueue
+from weir.scheduler.service.service import SchedulerService
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchMessage,
     BatchOutcome,
@@ -35,10 +37,8 @@ from schemas.wire.messages import (
     RunningCancellation,
     unpack_responses,
 )
-from schemas.wire.model_control import DrainMessage
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
-from tests.support.collecting_bus import CollectingBus
-from tests.support.scheduling.requests import BODY, part
+from weir.schemas.wire.model_control import DrainMessage
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 
 INBOX, DONE, CANCEL, WORK = "inbox.scheduler.model", "done.scheduler", "cancel.model", "work.worker"
 CONFIG = {

@@ -6,17 +6,17 @@ import asyncio
 
 import pytest
 
-from bus.naming import subjects
-from bus.naming.live_queues import LiveQueue
-from scheduler.service.owned_queue import OwnedQueue
-from scheduler.service.service import SchedulerService
-from scheduler.service.statistics import DispatchCounters, reset_unloaded_failures
-from schemas.config.model_config import ModelConfig
-from schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, Completions, Frame
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
-from schemas.wire.statistics import SchedulerCounters, unpack_counters
 from tests.support.collecting_bus import CollectingBus
 from tests.support.scheduling.requests import part
+from weir.bus.naming import subjects
+from weir.bus.naming.live_queues import LiveQueue
+from weir.scheduler.service.owned_queue import OwnedQueue
+from weir.scheduler.service.service import SchedulerService
+from weir.scheduler.service.statistics import DispatchCounters, reset_unloaded_failures
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, Completions, Frame
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
+from weir.schemas.wire.statistics import SchedulerCounters, unpack_counters
 
 CONFIG = ModelConfig.model_validate({"name": "model", "max_batch_size": 2, "dynamic_batching": {}})
 

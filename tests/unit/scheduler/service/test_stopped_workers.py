@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bus.kv.registry import WorkerView
-from bus.naming.identity import new_id
-from runtime.processes.state import ProcessIdentity, ProcessState
-from scheduler.service.stopped_workers import LATE_S, StoppedWorkers
-from schemas.wire.registry import WorkerRecord
+from weir.bus.kv.registry import WorkerView
+from weir.bus.naming.identity import new_id
+from weir.runtime.processes.state import ProcessIdentity, ProcessState
+from weir.scheduler.service.stopped_workers import LATE_S, StoppedWorkers
+from weir.schemas.wire.registry import WorkerRecord
 
 HERE = new_id("worker")
 ELSEWHERE = "worker-00000000-1"

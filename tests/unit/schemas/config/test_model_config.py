@@ -5,7 +5,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from tritonclient.grpc import model_config_pb2
 
-from schemas.config.model_config import DynamicBatching, InstanceGroup, ModelConfig, ModelInput, VersionPolicy
+from weir.schemas.config.model_config import DynamicBatching, InstanceGroup, ModelConfig, ModelInput, VersionPolicy
 
 
 def _message_class(annotation):

@@ -8,11 +8,11 @@ import msgpack
 import msgspec
 import pytest
 
-from repository.config_text import parse_config
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import ModelNeeds, ParameterError, ResourceAmounts, needs_of, read_resource
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage
-from schemas.wire.registry import ModelOffer, WorkerRecord
+from weir.repository.config_text import parse_config
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import ModelNeeds, ParameterError, ResourceAmounts, needs_of, read_resource
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage
+from weir.schemas.wire.registry import ModelOffer, WorkerRecord
 
 
 def declaring(**parameters: str) -> ModelConfig:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import QueueBounds, queue_bounds, queue_bounds_problem
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import QueueBounds, queue_bounds, queue_bounds_problem
 
 DEFAULT = QueueBounds(max_messages=10, max_bytes=1000, max_age_s=1.5)
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.config.model_config import ModelConfig, ModelParameter
-from schemas.config.parameters import ParameterError
-from schemas.config.traffic import MAX_ARMS, TrafficRule, read_rule, read_weights, rule_of, weights_text
+from weir.schemas.config.model_config import ModelConfig, ModelParameter
+from weir.schemas.config.parameters import ParameterError
+from weir.schemas.config.traffic import MAX_ARMS, TrafficRule, read_rule, read_weights, rule_of, weights_text
 
 
 @pytest.mark.parametrize("text", ["1=90 2=10", "1=90,2=10", " 2=10 ,  1=90 "])

@@ -8,8 +8,8 @@ import importlib
 import grpc
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError, queue_full
-from schemas.wire.messages import pack_error, pack_responses, unpack_responses
+from weir.schemas.core.errors import ErrorCode, WeirError, queue_full
+from weir.schemas.wire.messages import pack_error, pack_responses, unpack_responses
 
 TRITONS = [
     "UNKNOWN",
@@ -26,7 +26,7 @@ TRITONS = [
 def test_the_first_eight_codes_are_tritons() -> None:
     assert [code.name for code in ErrorCode] == [*TRITONS, "RESOURCE_EXHAUSTED"]
     assert [code.number for code in ErrorCode] == list(range(1, 10))
-    stub = importlib.import_module("worker.python_stub._weir_errors").TritonError
+    stub = importlib.import_module("weir.worker.python_stub._weir_errors").TritonError
     for code in ErrorCode:
         assert getattr(stub, code.name) == stub("why", code.number).code() == code.number
 

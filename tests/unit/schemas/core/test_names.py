@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.core.names import ListenAddress
+from weir.schemas.core.names import ListenAddress
 
 
 @pytest.mark.parametrize(

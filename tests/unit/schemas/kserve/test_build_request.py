@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
-from schemas.core.tensors import RegionRef, Tensor
-from schemas.kserve.request import build_infer_request, parse_infer_request
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, RequestedOutput
+from weir.schemas.core.tensors import RegionRef, Tensor
+from weir.schemas.kserve.request import build_infer_request, parse_infer_request
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 VALUES = st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(-(2**63), 2**63 - 1), st.booleans())

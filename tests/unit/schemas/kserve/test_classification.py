@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import Tensor
-from schemas.kserve import response as classification
-from schemas.kserve.response import classify
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve import response as classification
+from weir.schemas.kserve.response import classify
 
 NUMPY = {"FP32": "f4", "FP64": "f8", "UINT8": "u1", "UINT64": "u8", "INT8": "i1", "INT64": "i8", "INT32": "i4"}
 

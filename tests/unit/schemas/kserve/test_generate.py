@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor, unpack_bytes
-from schemas.kserve.generate import build_generate_response, parse_generate_request
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor, unpack_bytes
+from weir.schemas.kserve.generate import build_generate_response, parse_generate_request
 
 TYPES = {"text": "STRING", "count": "INT32", "flag": "BOOL", "half": "FP16", "values": "FP32"}
 

@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.core.tensors import DATATYPES, Tensor, pack_bytes
-from schemas.kserve.msgpack_documents import build_msgpack_response, msgpack_error_body, parse_msgpack_request
-from schemas.kserve.normalizer import RequestNormalizer
-from schemas.kserve.request import parse_infer_request
-from schemas.kserve.response import build_infer_response
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import InferRequest, InferResponse, RequestedOutput
+from weir.schemas.core.tensors import DATATYPES, Tensor, pack_bytes
+from weir.schemas.kserve.msgpack_documents import build_msgpack_response, msgpack_error_body, parse_msgpack_request
+from weir.schemas.kserve.normalizer import RequestNormalizer
+from weir.schemas.kserve.request import parse_infer_request
+from weir.schemas.kserve.response import build_infer_response
 
 WHATEVER_THE_MACHINE = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 

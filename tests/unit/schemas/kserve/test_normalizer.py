@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import DATATYPES, MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
-from schemas.kserve.normalizer import RequestNormalizer
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import DATATYPES, MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
+from weir.schemas.kserve.normalizer import RequestNormalizer
 
 UNKNOWN = "[request id: <id_unknown>] "
 NOTE = (

@@ -11,24 +11,24 @@ import numpy as np
 import orjson
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.request_limits import DEFAULT_LIMITS
-from schemas.core.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.core.tensors import RegionRef, Tensor, pack_bytes
-from schemas.kserve import offloaded
-from schemas.kserve.generate import build_generate_response, parse_generate_request
-from schemas.kserve.json_tensors import json_data, json_pieces
-from schemas.kserve.msgpack_documents import build_msgpack_response, parse_msgpack_request
-from schemas.kserve.offloaded import BodyPart
-from schemas.kserve.request import parse_infer_request, read_document
-from schemas.kserve.response import MAX_WRITTEN_BYTES, LongOutputs, build_infer_response
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
+from weir.schemas.core.requests import InferRequest, InferResponse, RequestedOutput
+from weir.schemas.core.tensors import RegionRef, Tensor, pack_bytes
+from weir.schemas.kserve import offloaded
+from weir.schemas.kserve.generate import build_generate_response, parse_generate_request
+from weir.schemas.kserve.json_tensors import json_data, json_pieces
+from weir.schemas.kserve.msgpack_documents import build_msgpack_response, parse_msgpack_request
+from weir.schemas.kserve.offloaded import BodyPart
+from weir.schemas.kserve.request import parse_infer_request, read_document
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, LongOutputs, build_infer_response
 
 LONG = MAX_WRITTEN_BYTES // 4 + 1000
 
 
 def in_helper(operation: str, parts: Sequence[BodyPart]) -> list[memoryview]:
-    """What `runtime.offload` does, without a process."""
+    """What `weir.runtime.offload` does, without a process."""
     run = getattr(offloaded, operation.partition(":")[2])
     result: Iterable[BodyPart | Iterable[BodyPart]] = run([memoryview(bytes(part)) for part in parts])
     return [
@@ -233,7 +233,7 @@ def test_a_response_with_long_outputs_is_the_same(monkeypatch: pytest.MonkeyPatc
     request = InferRequest("m", id="id", outputs=wishes)
     chunks, header_length = answered(request, response)
     assert len(chunks) > 2
-    monkeypatch.setattr("schemas.kserve.response.MAX_WRITTEN_BYTES", 1 << 40)
+    monkeypatch.setattr("weir.schemas.kserve.response.MAX_WRITTEN_BYTES", 1 << 40)
     whole, whole_length = build_infer_response(request, response, labels, False)
     assert header_length == whole_length
     assert b"".join(chunks) == b"".join(whole)
@@ -250,8 +250,8 @@ def test_classes_of_long_outputs_are_the_same(binary: bool, is_msgpack: bool, mo
     request = InferRequest("m", outputs=[RequestedOutput("FP32", binary, class_count=3), RequestedOutput("A", True)])
     response = response_of(OUTPUTS["FP32"], small("A"))
     found = answered(request, response, is_msgpack)
-    monkeypatch.setattr("schemas.kserve.response.MAX_WRITTEN_BYTES", 1 << 40)
-    monkeypatch.setattr("schemas.kserve.msgpack_documents.MAX_WRITTEN_BYTES", 1 << 40)
+    monkeypatch.setattr("weir.schemas.kserve.response.MAX_WRITTEN_BYTES", 1 << 40)
+    monkeypatch.setattr("weir.schemas.kserve.msgpack_documents.MAX_WRITTEN_BYTES", 1 << 40)
     build: Any = build_msgpack_response if is_msgpack else build_infer_response
     whole = build(request, response, labels, False)
     if is_msgpack:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.request_limits import RequestLimits
-from schemas.kserve.request import parse_raw_request
 from tests.support.rejections.kserve_bodies import INVALID_ARG
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.kserve.request import parse_raw_request
 
 
 def config(*inputs: tuple[str, str, list[int]], max_batch_size: int = 0) -> ModelConfig:

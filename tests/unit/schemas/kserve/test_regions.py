@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import ClientRef, CudaRegionRef, PayloadRef, RegionRef, Tensor
-from schemas.kserve.regions import CUDA, SYSTEM, CudaOpened, CudaOpening, Region
-from schemas.wire.codec import MalformedMessage, Message
-from schemas.wire.messages import pack_response, pack_responses, unpack_responses
-from schemas.wire.request_body import pack_body, unpack_body
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import ClientRef, CudaRegionRef, PayloadRef, RegionRef, Tensor
+from weir.schemas.kserve.regions import CUDA, SYSTEM, CudaOpened, CudaOpening, Region
+from weir.schemas.wire.codec import MalformedMessage, Message
+from weir.schemas.wire.messages import pack_response, pack_responses, unpack_responses
+from weir.schemas.wire.request_body import pack_body, unpack_body
 
 SYSTEM_REGION = Region(SYSTEM, "r", 100, "/key", 50, "key", 7)
 CUDA_REGION = Region(CUDA, "g", 100, device_id=1, handle=b"h" * 64)

@@ -10,10 +10,6 @@ from typing import Any
 import orjson
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.request_limits import RequestLimits
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.kserve.request import parse_header_length, parse_infer_request
 from tests.support.rejections.kserve_bodies import (
     INTERNAL,
     INVALID_ARG,
@@ -24,6 +20,10 @@ from tests.support.rejections.kserve_bodies import (
     parse_data,
     refusal,
 )
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.kserve.request import parse_header_length, parse_infer_request
 
 ONE_SOURCE = (
     "Input must set only one of the following fields: 'data', 'binary_data_size' in 'parameters', "

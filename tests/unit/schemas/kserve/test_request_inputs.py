@@ -10,10 +10,6 @@ import numpy as np
 import orjson
 import pytest
 
-from schemas.core.errors import WeirError
-from schemas.core.tensors import DATATYPES, pack_bytes, pack_strings
-from schemas.kserve.json_documents import MAX_JSON_DEPTH
-from schemas.kserve.json_tensors import pack_json_data
 from tests.support.rejections.kserve_bodies import (
     IMPOSSIBLE,
     INTERNAL,
@@ -24,6 +20,10 @@ from tests.support.rejections.kserve_bodies import (
     parse_input,
     refusal,
 )
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.tensors import DATATYPES, pack_bytes, pack_strings
+from weir.schemas.kserve.json_documents import MAX_JSON_DEPTH
+from weir.schemas.kserve.json_tensors import pack_json_data
 
 TRUE_SHAPE = "Unable to parse 'data': Shape does not match true shape of 'data' field"
 

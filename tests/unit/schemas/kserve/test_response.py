@@ -11,11 +11,11 @@ import orjson
 import pytest
 import rapidjson
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest, InferResponse, RequestedOutput
-from schemas.core.tensors import DATATYPES, PayloadRef, Tensor, pack_bytes
-from schemas.kserve.json_tensors import json_data
-from schemas.kserve.response import build_infer_response, error_body
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest, InferResponse, RequestedOutput
+from weir.schemas.core.tensors import DATATYPES, PayloadRef, Tensor, pack_bytes
+from weir.schemas.kserve.json_tensors import json_data
+from weir.schemas.kserve.response import build_infer_response, error_body
 
 PAIR = struct.pack("<2f", 1, 2.5)
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
-from schemas.kserve.normalizer import RequestNormalizer
-from schemas.kserve.request import parse_infer_request
-from schemas.kserve.sample_inputs import (
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
+from weir.schemas.kserve.normalizer import RequestNormalizer
+from weir.schemas.kserve.request import parse_infer_request
+from weir.schemas.kserve.sample_inputs import (
     MAX_JSON_ELEMENTS,
     SampleInput,
     declared_inputs,

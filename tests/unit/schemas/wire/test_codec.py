@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta
 
-from schemas.core.tensors import CudaRegionRef, PayloadRef, RegionRef
-from schemas.wire.codec import (
+from weir.schemas.core.tensors import CudaRegionRef, PayloadRef, RegionRef
+from weir.schemas.wire.codec import (
     MAX_ERROR_LENGTH,
     WIRE_VERSION,
     MalformedMessage,
@@ -164,7 +164,7 @@ def test_the_header_of_content(size: int) -> None:
 _DECODE_IN_THREADS = """
 import sys, threading
 import msgspec
-from schemas.wire.codec import Message, encode
+from weir.schemas.wire.codec import Message, encode
 sys.setswitchinterval(1e-6)
 for number in range(300):
     inner = msgspec.defstruct("Inner", [(f"field_{n}", int) for n in range(20)], array_like=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
-from schemas.wire.messages import (
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
+from weir.schemas.wire.messages import (
     BatchCompletion,
     Completions,
     DirectRunReport,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.core.errors import unavailable
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import PayloadRef, RegionRef, Tensor
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.messages import (
+from weir.schemas.core.errors import unavailable
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import PayloadRef, RegionRef, Tensor
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
     BatchMessage,
@@ -28,8 +28,8 @@ from schemas.wire.messages import (
     unpack_completions,
     unpack_responses,
 )
-from schemas.wire.request_body import body_ref, pack_body, pack_body_ref, unpack_body
-from schemas.wire.transfers import StatePiece, pack_pieces, pack_state, unpack_state
+from weir.schemas.wire.request_body import body_ref, pack_body, pack_body_ref, unpack_body
+from weir.schemas.wire.transfers import StatePiece, pack_pieces, pack_state, unpack_state
 
 REF = PayloadRef("weir-a_1", 64, 3, 128, 10)
 TENSOR = Tensor("IN", "INT8", [1, 2], b"ab")

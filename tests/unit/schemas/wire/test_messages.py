@@ -8,10 +8,10 @@ import msgpack
 import msgspec
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import Tensor
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
-from schemas.wire.messages import (
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
+from weir.schemas.wire.messages import (
     MAX_REASON_LENGTH,
     CancelledRequests,
     LostAttempts,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage
-from schemas.wire.model_control import DesiredModel, DrainMessage, RegisteredFolder, RepositoryView, WantedModel
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage
+from weir.schemas.wire.model_control import DesiredModel, DrainMessage, RegisteredFolder, RepositoryView, WantedModel
 
 ENTRY = DesiredModel("m", 7, WantedModel(True, "{}", {"1/model.py": "m.7.0"}), WantedModel(True), False)
 

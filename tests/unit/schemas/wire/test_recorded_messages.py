@@ -15,13 +15,13 @@ from typing import Any
 import msgpack
 import pytest
 
-from client.cache.stores import CachedOutput, CachedResponse
-from schemas.config.parameters import ModelNeeds, ResourceAmounts
-from schemas.core.errors import ErrorCode, Reason, WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import CudaRegionRef, PayloadRef, RegionRef, Tensor
-from schemas.kserve.regions import CudaOpened, CudaOpening, Region
-from schemas.wire.messages import (
+from weir.calls.cache.stores import CachedOutput, CachedResponse
+from weir.schemas.config.parameters import ModelNeeds, ResourceAmounts
+from weir.schemas.core.errors import ErrorCode, Reason, WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import CudaRegionRef, PayloadRef, RegionRef, Tensor
+from weir.schemas.kserve.regions import CudaOpened, CudaOpening, Region
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
     BatchMessage,
@@ -45,7 +45,7 @@ from schemas.wire.messages import (
     unpack_frame,
     unpack_responses,
 )
-from schemas.wire.model_control import (
+from weir.schemas.wire.model_control import (
     DesiredModel,
     DrainMessage,
     PushedFile,
@@ -55,7 +55,7 @@ from schemas.wire.model_control import (
     RepositoryView,
     WantedModel,
 )
-from schemas.wire.registry import (
+from weir.schemas.wire.registry import (
     Heartbeat,
     ModelOffer,
     ModelRecord,
@@ -64,9 +64,9 @@ from schemas.wire.registry import (
     VersionRecord,
     WorkerRecord,
 )
-from schemas.wire.request_body import body_ref, body_template, pack_body, pack_body_ref, unpack_body
-from schemas.wire.statistics import pack_counters, unpack_counters
-from schemas.wire.transfers import (
+from weir.schemas.wire.request_body import body_ref, body_template, pack_body, pack_body_ref, unpack_body
+from weir.schemas.wire.statistics import pack_counters, unpack_counters
+from weir.schemas.wire.transfers import (
     ADDRESS_REQUEST,
     OwnerAddress,
     PayloadFetch,

@@ -8,8 +8,8 @@ import msgpack
 import msgspec
 import pytest
 
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage
-from schemas.wire.registry import (
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage
+from weir.schemas.wire.registry import (
     MAX_INSTANCES,
     MAX_LOAD_LENGTH,
     Heartbeat,

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.statistics import SchedulerCounters, WorkerCounters, pack_counters, unpack_counters
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.statistics import SchedulerCounters, WorkerCounters, pack_counters, unpack_counters
 
 VERSION: dict[str, Any] = {
     "model": "m",

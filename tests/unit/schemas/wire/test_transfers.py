@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
-from schemas.wire.transfers import (
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
+from weir.schemas.wire.transfers import (
     ADDRESS_REQUEST,
     OwnerAddress,
     PayloadFetch,

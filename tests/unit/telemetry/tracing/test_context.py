@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from telemetry.tracing.context import TraceContext, exported_context, format_traceparent, parse_traceparent
+from weir.telemetry.tracing.context import TraceContext, exported_context, format_traceparent, parse_traceparent
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.core.tensors import Tensor, pack_bytes
-from telemetry.tracing import file as trace_file
-from telemetry.tracing.file import TraceBuffer, TraceFile
-from telemetry.tracing.trace import WORKER_RECEIVED, Trace
+from weir.schemas.core.tensors import Tensor, pack_bytes
+from weir.telemetry.tracing import file as trace_file
+from weir.telemetry.tracing.file import TraceBuffer, TraceFile
+from weir.telemetry.tracing.trace import WORKER_RECEIVED, Trace
 
 
 def trace(id: int, request_id: str = "") -> Trace:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.core.errors import ErrorCode, WeirError
-from telemetry.tracing.settings import (
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.telemetry.tracing.settings import (
     Changes,
     TraceConfig,
     TraceSampler,

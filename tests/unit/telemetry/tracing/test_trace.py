@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from schemas.core.tensors import Tensor
-from telemetry.tracing.context import TraceContext
-from telemetry.tracing.trace import MAX_TIMESTAMPS, WORKER_RECEIVED, Trace
+from weir.schemas.core.tensors import Tensor
+from weir.telemetry.tracing.context import TraceContext
+from weir.telemetry.tracing.trace import MAX_TIMESTAMPS, WORKER_RECEIVED, Trace
 
 
 def test_a_trace_continues_that_of_its_caller():

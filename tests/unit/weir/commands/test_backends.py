@@ -11,8 +11,8 @@ import pytest
 from weir.commands.app import main
 from weir.commands.backends import as_json, as_text
 from weir.doctor.backend_rows import backend_rows
-from worker.backends.registry import BACKENDS, BackendRegistry
-from worker.devices.gpus import Gpu, HostGpus
+from weir.worker.backends.registry import BACKENDS, BackendRegistry
+from weir.worker.devices.gpus import Gpu, HostGpus
 
 NO_DRIVER = HostGpus(problem="no NVIDIA driver: libcuda.so.1 was not found")
 TWO = HostGpus(tuple(Gpu(n, f"GPU-{n}", "Testing GPU", 80 << 30, (9, 0)) for n in (0, 1)))
@@ -33,7 +33,7 @@ def test_the_table_of_a_machine_without_a_gpu() -> None:
 
 
 def test_the_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.backends.python.backend.has_cuda_bindings", lambda: True)
+    monkeypatch.setattr("weir.worker.backends.python.backend.has_cuda_bindings", lambda: True)
     rows = {row.name: row for row in backend_rows(BackendRegistry(), TWO)}
     assert (rows["python"].cpu, rows["python"].gpus, rows["python"].problems) == (True, [0, 1], [])
     lines = as_text(list(rows.values()), TWO, is_terminal=False).splitlines()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bus.nats.access import PASSWORD_VARIABLE
 from weir import NATS_URL_VARIABLE
+from weir.bus.nats.access import PASSWORD_VARIABLE
 from weir.commands.roles import check_gateway_options, forget_secrets, settings_of
 from weir.errors import StartError
 from weir.options import ROLES, options_of

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from bus.payloads.arena import process_budget
-from gateway.parsed_settings import default_ledger_bytes
-from runtime.limits import budgets
-from runtime.limits.budgets import PROCESS_BYTES
+from weir.bus.payloads.arena import process_budget
 from weir.commands import serve_roles
 from weir.commands.serve_roles import gateway_roles, role_names, share_memory, sizes_of_streams, worker_roles
+from weir.gateway.parsed_settings import default_ledger_bytes
 from weir.options import SERVE, options_of
+from weir.runtime.limits import budgets
+from weir.runtime.limits.budgets import PROCESS_BYTES
 from weir.supervisor.processes import ProcessCounts, ProcessorShares
 from weir.supervisor.role import RoleSpec
 

@@ -24,7 +24,7 @@ from weir.doctor.facts import (
     SharedMemoryFacts,
 )
 from weir.doctor.run import print_results, to_dict
-from worker.devices.gpus import Gpu
+from weir.worker.devices.gpus import Gpu
 
 GIB = 1 << 30
 PORT = PortFacts("http", "--http-port", "127.0.0.1", 8000)

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from bus.nats.embedded_server import MINIMUM_VERSION
+from weir.bus.nats.embedded_server import MINIMUM_VERSION
 from weir.doctor import probes
 from weir.doctor.facts import PortFacts
 from weir.listening import IN_USE, listen_problem
-from worker.devices.gpus import HostGpus
+from weir.worker.devices.gpus import HostGpus
 
 
 def test_ports_are_the_defaults_of_the_options() -> None:

@@ -8,10 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repository.completion import ARTIFACTS, DefaultArtifact, DescribedModel, DescribedTensor
-from repository.config_text import parse_config
-from repository.problems import ConfigProblem
-from schemas.core.tensors import BY_CONFIG_NAME
 from tests.support.fakes import tensorrt_module
 from weir.init.configuration import (
     DEFAULT_LARGEST_BATCH,
@@ -20,7 +16,11 @@ from weir.init.configuration import (
     effective,
     make_config,
 )
-from worker.backends.tensorrt.engine import TensorRtEngine
+from weir.repository.completion import ARTIFACTS, DefaultArtifact, DescribedModel, DescribedTensor
+from weir.repository.config_text import parse_config
+from weir.repository.problems import ConfigProblem
+from weir.schemas.core.tensors import BY_CONFIG_NAME
+from weir.worker.backends.tensorrt.engine import TensorRtEngine
 
 ONNX = DefaultArtifact("model.onnx", "onnxruntime", "onnxruntime_onnx")
 

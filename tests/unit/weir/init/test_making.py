@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from repository.config_text import parse_config
 from weir.commands.app import main
 from weir.errors import StartError
 from weir.init.making import InitRequest, make
 from weir.init.reading import GivenTensors, given_tensor
+from weir.repository.config_text import parse_config
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from bus.nats.access import BrokerAccess
+from weir.bus.nats.access import BrokerAccess
 from weir.options import OPTIONS, ROLES, SERVE, options_of
 from weir.options.broker import ACCESS_FIELDS
 
@@ -93,7 +93,7 @@ def test_defaults_are_triton_s_where_nothing_else_is_told() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_each_field_of_a_role_s_settings_is_an_option_with_the_same_default(role: str) -> None:
-    settings = getattr(import_module(f"{role}.settings"), f"{role.title()}Settings")
+    settings = getattr(import_module(f"weir.{role}.settings"), f"{role.title()}Settings")
     fields = {field.name: field.default for field in dataclasses.fields(settings)}
     options = {option.settings_field: option for option in options_of(role).values()}
     assert options.keys() - set(ACCESS_FIELDS) == fields.keys() - {"nats_access"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bus.nats.access import BrokerAccess
+from weir.bus.nats.access import BrokerAccess
 from weir.commands.app import main
 from weir.running_server import BrokerTarget
 from weir.status import watch as watching

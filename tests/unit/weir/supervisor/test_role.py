@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from runtime.readiness import announce_ready
+from weir.runtime.readiness import announce_ready
 from weir.supervisor.role import Role, RoleSpec
 
 ANNOUNCE = "import os, sys; os.write(int(os.environ['WEIR_READY_FD']), sys.argv[1].encode())"

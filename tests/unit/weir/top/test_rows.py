@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.status.snapshot import ClusterStatus, DeadLetters, ModelStatus, Problem, VersionStatus
+from weir.cluster.status.snapshot import ClusterStatus, DeadLetters, ModelStatus, Problem, VersionStatus
 from weir.top.rows import (
     COLUMNS,
     TABLE_WIDTH,

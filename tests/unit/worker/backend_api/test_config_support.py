@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from repository.config_text import parse_config
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from worker.backend_api.config_support import IGNORED, LIMITS, REFUSED, FieldLimit, check_supported, values_at
+from weir.repository.config_text import parse_config
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.worker.backend_api.config_support import IGNORED, LIMITS, REFUSED, FieldLimit, check_supported, values_at
 
 ROOT = Path(__file__).parents[4]
 
@@ -94,12 +94,12 @@ def test_every_field_that_nothing_reads_is_in_the_table() -> None:
     """Every field is either read by the code behind the parser and its checks, or it is listed in `LIMITS`."""
     sources = [
         path.read_text()
-        for folder in ("worker", "scheduler", "gateway", "client", "durable", "jobs")
+        for folder in ("worker", "scheduler", "gateway", "weir/calls", "weir/durable", "weir/jobs")
         for path in (ROOT / folder).rglob("*.py")
         if path.name != "config_support.py"
     ]
     read_there = ("layout.py", "completion.py", "dependencies.py")
-    sources += [(ROOT / "repository" / name).read_text() for name in read_there]
+    sources += [(ROOT / "weir/repository" / name).read_text() for name in read_there]
     sources.append((ROOT / "schemas" / "config" / "model_config.py").read_text())  # properties that read fields
     code = "\n".join(sources) + (ROOT / "schemas" / "kserve" / "normalizer.py").read_text()
     limited = tuple(limit.path for limit in LIMITS)

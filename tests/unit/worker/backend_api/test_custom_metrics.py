@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.core.errors import WeirError
-from worker.backend_api import custom_metrics as model_metrics
-from worker.backend_api.custom_metrics import LoadMetrics, ModelMetrics
-from worker.python_stub._weir_memory import MetricNumbers
+from weir.schemas.core.errors import WeirError
+from weir.worker.backend_api import custom_metrics as model_metrics
+from weir.worker.backend_api.custom_metrics import LoadMetrics, ModelMetrics
+from weir.worker.python_stub._weir_memory import MetricNumbers
 
 COUNTER, GAUGE, HISTOGRAM = 0, 1, 2
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import worker.backend_api.inference_client
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from client.cache.config import CacheConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest
-from worker.backend_api.inference_client import ClientOptions, InferenceClient
+import weir.worker.backend_api.inference_client
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.calls.cache.config import CacheConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.worker.backend_api.inference_client import ClientOptions, InferenceClient
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def nats(tmp_path: Path) -> Iterator[EmbeddedNats]:
 async def test_open_waits_for_a_broker_that_is_not_available(
     nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker.backend_api.inference_client, "OPEN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(weir.worker.backend_api.inference_client, "OPEN_TIMEOUT_S", 0.05)
     async with asyncio.timeout(30), asyncio.TaskGroup() as background:
         bus = await Bus.connect(nats.url, "test", background)
         client = InferenceClient(bus, "worker-test", background, ClientOptions(cache=CacheConfig("nats", 1 << 20)))
@@ -41,7 +41,7 @@ async def test_open_waits_for_a_broker_that_is_not_available(
                 "the message broker is not available",
             )
         await asyncio.to_thread(nats.start)
-        monkeypatch.setattr(worker.backend_api.inference_client, "OPEN_TIMEOUT_S", 30.0)
+        monkeypatch.setattr(weir.worker.backend_api.inference_client, "OPEN_TIMEOUT_S", 30.0)
         await client.open()
         with pytest.raises(WeirError) as error:
             await _sending(client)()

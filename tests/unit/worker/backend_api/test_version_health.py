@@ -1,6 +1,6 @@
 """`VersionHealth`: available instances, and what is published about them."""
 
-from worker.backend_api.version_health import VersionHealth
+from weir.worker.backend_api.version_health import VersionHealth
 
 
 class Says:

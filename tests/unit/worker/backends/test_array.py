@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from repository.config_text import config_from_dict
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion
-from worker.backends.array import ArrayBackend, ArrayFunction
-from worker.devices.gpus import CPU_ONLY
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.config_text import config_from_dict
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion
+from weir.worker.backends.array import ArrayBackend, ArrayFunction
+from weir.worker.devices.gpus import CPU_ONLY
 
 CONFIG = {
     "name": "m",

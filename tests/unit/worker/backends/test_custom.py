@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
 from weir import backend as public
-from worker.backend_api.interface import Execution, InstanceDevice, ModelVersion
-from worker.backends.custom import BackendFiles, CustomBackend
-from worker.devices.gpus import WorkerDevices
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import Execution, InstanceDevice, ModelVersion
+from weir.worker.backends.custom import BackendFiles, CustomBackend
+from weir.worker.devices.gpus import WorkerDevices
 
 CPU = InstanceDevice("KIND_CPU", 0, "m_0")
 

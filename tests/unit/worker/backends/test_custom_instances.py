@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.errors import WeirError
-from schemas.core.tensors import Tensor, pack_bytes
-from schemas.wire.messages import BatchOutcome
 from tests.support.fakes.cuda_device import execution, numbers
 from tests.unit.worker.execution.test_instance import Served
-from worker.backend_api.interface import RESCHEDULED, Execution, ExecutionHandle, Result
-from worker.backends.custom import BackendFiles, CheckedInstance, CustomBackend
-from worker.devices.gpus import CPU_ONLY
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.tensors import Tensor, pack_bytes
+from weir.schemas.wire.messages import BatchOutcome
+from weir.worker.backend_api.interface import RESCHEDULED, Execution, ExecutionHandle, Result
+from weir.worker.backends.custom import BackendFiles, CheckedInstance, CustomBackend
+from weir.worker.devices.gpus import CPU_ONLY
 
 GOOD = Result([Tensor.from_numpy("OUT", np.ones((1, 1), np.float32), "FP32")], {"a": 1})
 

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from repository.config_text import config_from_dict
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
 from tests.support.fakes.cuda_device import fake_cuda_runtime
-from worker.backend_api.interface import (
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.config_text import config_from_dict
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import (
     DeviceLost,
     Execution,
     ExecutionHandle,
@@ -25,9 +25,9 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.backends.array import ArrayBackend, ArrayFunction
-from worker.backends.instance_backend import Device, InstanceBackend
-from worker.devices.gpus import CPU_ONLY, WorkerDevices
+from weir.worker.backends.array import ArrayBackend, ArrayFunction
+from weir.worker.backends.instance_backend import Device, InstanceBackend
+from weir.worker.devices.gpus import CPU_ONLY, WorkerDevices
 
 CONFIG = {
     "name": "m",

@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from repository.completion import DescribedModel
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
 from weir.doctor.backend_rows import backend_rows
-from worker.backend_api.config_support import OWN_BACKEND, PYTHON
-from worker.backend_api.interface import Backend, ModelVersion
-from worker.backends.custom import CustomBackend
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.python.backend import PythonBackend
-from worker.backends.registry import BACKENDS, BackendRegistry, built_in, conflict_of
-from worker.devices.gpus import HostGpus, WorkerDevices
+from weir.repository.completion import DescribedModel
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.config_support import OWN_BACKEND, PYTHON
+from weir.worker.backend_api.interface import Backend, ModelVersion
+from weir.worker.backends.custom import CustomBackend
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.worker.backends.python.backend import PythonBackend
+from weir.worker.backends.registry import BACKENDS, BackendRegistry, built_in, conflict_of
+from weir.worker.devices.gpus import HostGpus, WorkerDevices
 
 NAMES_ITSELF = """
-from repository.completion import DescribedModel, DescribedTensor
+from weir.repository.completion import DescribedModel, DescribedTensor
 
 class Backend:
     def describe(self, model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.backends.settings import BackendSettings
+from weir.worker.backends.settings import BackendSettings
 
 
 def test_later_values_and_named_backends_take_precedence() -> None:

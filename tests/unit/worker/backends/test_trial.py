@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from repository.completion import DescribedModel
-from schemas.core.errors import WeirError, invalid
-from schemas.core.tensors import Tensor
-from schemas.kserve.sample_inputs import SampleInput
 from tests.support.models import onnx_files
-from worker.backends.onnxruntime.trial import OnnxTrial
-from worker.backends.trial import BATCH, OTHER, Output, try_out
+from weir.repository.completion import DescribedModel
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.sample_inputs import SampleInput
+from weir.worker.backends.onnxruntime.trial import OnnxTrial
+from weir.worker.backends.trial import BATCH, OTHER, Output, try_out
 
 INPUTS = [SampleInput("x", "FP32", (-1, -1, 3), batches=True)]
 

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from schemas.core.errors import WeirError
-from schemas.core.tensors import DATATYPES
 from tests.support.fakes.cuda_device import fake_cuda_runtime
-from worker.backend_api.interface import DeviceTensor
-from worker.cuda import dlpack
-from worker.cuda.arrays import DeviceArray, output_tensor
-from worker.cuda.stream import CudaStream
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.tensors import DATATYPES
+from weir.worker.backend_api.interface import DeviceTensor
+from weir.worker.cuda import dlpack
+from weir.worker.cuda.arrays import DeviceArray, output_tensor
+from weir.worker.cuda.stream import CudaStream
 
 NUMERIC = [name for name in DATATYPES if name != "BYTES"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.cuda.runtime import STICKY
+from weir.worker.cuda.runtime import STICKY
 
 ROOT = Path(__file__).parents[4]
 WHEELS = Path(sys.prefix) / "gpu-wheels"
@@ -173,7 +173,7 @@ def test_the_made_up_package_is_like_it() -> None:
 
 
 def test_nothing_of_cuda_is_imported_before_it_is_needed() -> None:
-    probe = "import sys, worker.main, worker.cuda.device_instance\n"
+    probe = "import sys, weir.worker.main, weir.worker.cuda.device_instance\n"
     probe += "print([name for name in sys.modules if name.partition('.')[0] == 'cuda'])"
     run = subprocess.run(
         [sys.executable, "-P", "-c", probe],

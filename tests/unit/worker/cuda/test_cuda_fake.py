@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.support.fakes.cuda_device import GPU, OUT, KernelRunner, config, fake_cuda_runtime, numbers, run, values
-from worker.backend_api.interface import DeviceLost
-from worker.cuda.device_instance import DeviceInstance
+from weir.worker.backend_api.interface import DeviceLost
+from weir.worker.cuda.device_instance import DeviceInstance
 
 FRESH, POISON = 0xA5, 0xDD
 

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.core.errors import WeirError
-from schemas.core.tensors import Tensor
 from tests.support.fakes.cuda_device import (
     GPU,
     OUT,
@@ -28,7 +26,9 @@ from tests.support.fakes.cuda_device import (
     values,
 )
 from tests.support.fakes.cuda_device import request as request_of
-from worker.cuda.device_instance import DeviceInstance
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.tensors import Tensor
+from weir.worker.cuda.device_instance import DeviceInstance
 
 
 @pytest.fixture

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import DATATYPES, Tensor
 from tests.support.fakes.cuda_device import (
     GPU,
     OUT,
@@ -25,10 +23,12 @@ from tests.support.fakes.cuda_device import (
     values,
 )
 from tests.support.fakes.cuda_device import request as request_of
-from worker.backend_api.interface import DeviceLost, Result
-from worker.cuda import pinned
-from worker.cuda.device_instance import DeviceInstance
-from worker.execution.batch_tensors import NamedDatatype
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import DATATYPES, Tensor
+from weir.worker.backend_api.interface import DeviceLost, Result
+from weir.worker.cuda import pinned
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 NUMERIC = [name for name in DATATYPES if name != "BYTES"]
 
@@ -345,7 +345,7 @@ def test_events_spin_only_if_configured(cuda: Any) -> None:
 
 
 def test_a_missing_device_or_package_is_an_error(cuda: Any) -> None:
-    from worker.backend_api.interface import InstanceDevice
+    from weir.worker.backend_api.interface import InstanceDevice
 
     with pytest.raises(WeirError, match="CUDA error cudaErrorInvalidDevice while selecting GPU 7"):
         DeviceInstance(doubling(cuda), InstanceDevice("KIND_GPU", 7, "m"), config(), OUT)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from tests.support.fakes.cuda_device import GPU, OUT, config, execution, numbers, run, values
-from worker.backend_api.interface import DeviceTensor, InstanceStream
-from worker.cuda.device_instance import DeviceInstance
+from weir.worker.backend_api.interface import DeviceTensor, InstanceStream
+from weir.worker.cuda.device_instance import DeviceInstance
 
 pytestmark = pytest.mark.gpu
 
@@ -133,8 +133,8 @@ def test_events_measure_the_run_of_the_model() -> None:
 _LOSING = """
 import numpy as np, torch
 from test_device_instance_gpu import TorchRunner, config, execution, GPU, OUT, numbers
-from worker.backend_api.interface import DeviceLost
-from worker.cuda.device_instance import DeviceInstance
+from weir.worker.backend_api.interface import DeviceLost
+from weir.worker.cuda.device_instance import DeviceInstance
 
 class Asserting(TorchRunner):
     def enqueue(self, inputs):

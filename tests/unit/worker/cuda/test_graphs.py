@@ -9,9 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.tensors import Tensor
 from tests.support.fakes.cuda_device import (
     GPU,
     OUT,
@@ -24,11 +21,14 @@ from tests.support.fakes.cuda_device import (
     run,
     values,
 )
-from worker.backend_api.interface import DeviceLost
-from worker.cuda.device_instance import DeviceInstance
-from worker.cuda.graphs import MAX_GRAPHS_WITH_RUNNERS, specified_shapes
-from worker.execution.batch_tensors import Reshaper
-from worker.execution.sequences import SequenceControls
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import DeviceLost
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.cuda.graphs import MAX_GRAPHS_WITH_RUNNERS, specified_shapes
+from weir.worker.execution.batch_tensors import Reshaper
+from weir.worker.execution.sequences import SequenceControls
 
 GRAPHS = {"cuda": {"graphs": True, "output_copy_stream": True}}
 

@@ -11,14 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.naming.identity import new_id
-from bus.payloads.arena import PayloadReader
-from bus.payloads.client_regions import RegionError
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import CudaRegionRef, Tensor
-from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
-from schemas.wire.request_body import pack_body
 from tests.support.fakes.cuda_device import (
     GPU,
     OUT,
@@ -31,14 +23,22 @@ from tests.support.fakes.cuda_device import (
     numbers,
 )
 from tests.unit.worker.execution.test_instance import Served
-from worker.backend_api.interface import DeviceLost, Execution, Result
-from worker.backends.custom import CheckedInstance
-from worker.cuda.device_instance import DeviceInstance
-from worker.cuda.ipc_memory import IpcAllocation, pinned_array
-from worker.devices.cuda_shared_memory import CudaRegions, MappedRegion
-from worker.execution.invocation import ModelInvoker
-from worker.execution.running_batch import RunningBatch
-from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
+from weir.bus.naming.identity import new_id
+from weir.bus.payloads.arena import PayloadReader
+from weir.bus.payloads.client_regions import RegionError
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import CudaRegionRef, Tensor
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import DeviceLost, Execution, Result
+from weir.worker.backends.custom import CheckedInstance
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.cuda.ipc_memory import IpcAllocation, pinned_array
+from weir.worker.devices.cuda_shared_memory import CudaRegions, MappedRegion
+from weir.worker.execution.invocation import ModelInvoker
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 
 GATEWAY = new_id("gateway")
 

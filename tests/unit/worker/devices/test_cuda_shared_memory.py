@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.naming.identity import new_id
-from bus.payloads.client_regions import RegionError
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import CudaRegionRef, Tensor
-from worker.backend_api.interface import Result
-from worker.cuda.ipc_memory import IpcAllocation
-from worker.devices.cuda_shared_memory import MAX_OPEN_ALLOCATIONS, CudaRegions, gpu_uuids
-from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
+from weir.bus.naming.identity import new_id
+from weir.bus.payloads.client_regions import RegionError
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import CudaRegionRef, Tensor
+from weir.worker.backend_api.interface import Result
+from weir.worker.cuda.ipc_memory import IpcAllocation
+from weir.worker.devices.cuda_shared_memory import MAX_OPEN_ALLOCATIONS, CudaRegions, gpu_uuids
+from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 
 SIZE = 256
 

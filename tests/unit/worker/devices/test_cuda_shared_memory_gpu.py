@@ -9,10 +9,10 @@ from typing import IO
 
 import pytest
 
-from bus.payloads.client_regions import RegionError
-from schemas.core.tensors import CudaRegionRef
-from worker.cuda.ipc_memory import IpcAllocation, pinned_array
-from worker.devices.cuda_shared_memory import CudaRegions, gpu_uuids
+from weir.bus.payloads.client_regions import RegionError
+from weir.schemas.core.tensors import CudaRegionRef
+from weir.worker.cuda.ipc_memory import IpcAllocation, pinned_array
+from weir.worker.devices.cuda_shared_memory import CudaRegions, gpu_uuids
 
 pytestmark = pytest.mark.gpu
 

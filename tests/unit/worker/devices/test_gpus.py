@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from worker.devices.gpus import Gpu, HostGpus, find_gpus
+from weir.worker.devices.gpus import Gpu, HostGpus, find_gpus
 
 UUIDS = [uuid.UUID(int=number) for number in (1, 2)]
 NOT_INITIALIZED, NO_DEVICE = 3, 100
@@ -160,7 +160,7 @@ def test_reasons_why_cuda_shows_no_gpu(driver: Driver, problem: str) -> None:
 
 def test_this_host_is_searched_without_a_backend_s_library() -> None:
     code = (
-        "import sys; from worker.devices.gpus import find_gpus; found = find_gpus();"
+        "import sys; from weir.worker.devices.gpus import find_gpus; found = find_gpus();"
         "assert bool(found.gpus) != bool(found.problem)"
         "; print([name for name in ('torch', 'onnxruntime', 'tensorrt') if name in sys.modules])"
     )

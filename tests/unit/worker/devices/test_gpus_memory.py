@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.config.model_config import InstanceGroup, ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from worker.devices.gpus import GpuMemory, WorkerDevices, gpu_limits
-from worker.lifecycle.instance_plan import planned_instances, used_gpus
+from weir.schemas.config.model_config import InstanceGroup, ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.devices.gpus import GpuMemory, WorkerDevices, gpu_limits
+from weir.worker.lifecycle.instance_plan import planned_instances, used_gpus
 
 GIB = 1 << 30
 
@@ -50,7 +50,7 @@ def test_no_model_is_loaded_beyond_the_limit() -> None:
 
 
 def test_without_cuda_bindings_memory_is_not_measured_and_a_limit_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.devices.gpus.has_cuda_bindings", lambda: False)
+    monkeypatch.setattr("weir.worker.devices.gpus.has_cuda_bindings", lambda: False)
     with GpuMemory().loading("net", [0]) as taken:
         pass
     assert taken == {}

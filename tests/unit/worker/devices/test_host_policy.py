@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from schemas.config.model_config import InstanceGroup
-from schemas.core.errors import ErrorCode, WeirError
-from worker.devices.host_policy import UNBOUND, HostPolicies, HostPolicy
+from weir.schemas.config.model_config import InstanceGroup
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.devices.host_policy import UNBOUND, HostPolicies, HostPolicy
 
 
 def in_thread(call: Callable[[], None]) -> None:

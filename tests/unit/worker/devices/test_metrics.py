@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from schemas.wire.statistics import WorkerCounters
-from worker.devices.metrics import DevicePoller
+from weir.schemas.wire.statistics import WorkerCounters
+from weir.worker.devices.metrics import DevicePoller
 
 
 class NVMLError(Exception):

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from worker.devices.gpus import WorkerDevices
-from worker.ensembles.backend import ComposingModel, check_ensemble_models
-from worker.lifecycle.instance_plan import runs_elsewhere
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.ensembles.backend import ComposingModel, check_ensemble_models
+from weir.worker.lifecycle.instance_plan import runs_elsewhere
 
 
 def tensor(name: str, dims: list[int]) -> dict[str, Any]:

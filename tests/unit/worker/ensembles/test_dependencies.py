@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from repository.layout import FoundModel, ModelRepository
-from schemas.config.model_config import ModelConfig
-from worker.ensembles.dependencies import DependencyAction, DependencyWatcher
+from weir.repository.layout import FoundModel, ModelRepository
+from weir.schemas.config.model_config import ModelConfig
+from weir.worker.ensembles.dependencies import DependencyAction, DependencyWatcher
 
 ENSEMBLE = """
 platform: "ensemble"

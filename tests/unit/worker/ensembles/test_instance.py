@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from bus.naming.identity import new_id
-from bus.payloads.arena import PayloadReader
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import PayloadRef, RegionRef, Tensor
-from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
-from schemas.wire.request_body import pack_body
 from tests.unit.worker.ensembles.test_request import Calls, ensemble, model
-from worker.backend_api.interface import ModelVersion
-from worker.ensembles.backend import EnsembleModel
-from worker.ensembles.instance import EnsembleInstance
-from worker.ensembles.run import EnsemblePlan
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import ModelEnvironment
-from worker.execution.running_batch import RunningBatch
-from worker.execution.statistics import ModelStatistics
+from weir.bus.naming.identity import new_id
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import PayloadRef, RegionRef, Tensor
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import ModelVersion
+from weir.worker.ensembles.backend import EnsembleModel
+from weir.worker.ensembles.instance import EnsembleInstance
+from weir.worker.ensembles.run import EnsemblePlan
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import ModelEnvironment
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.statistics import ModelStatistics
 
 
 class Coordinator:

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadArena, PayloadReader
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.request_limits import cancelled_error
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import Tensor
-from schemas.wire.request_body import body_template, pack_body, unpack_body
-from worker.ensembles.backend import ComposingModel, check_ensemble_models
-from worker.ensembles.request import MAX_RUNS, EnsembleContext, EnsembleRequest, StepLimiter
-from worker.ensembles.run import EnsemblePlan
+from weir.bus.payloads.arena import PayloadArena, PayloadReader
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import cancelled_error
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.request_body import body_template, pack_body, unpack_body
+from weir.worker.ensembles.backend import ComposingModel, check_ensemble_models
+from weir.worker.ensembles.request import MAX_RUNS, EnsembleContext, EnsembleRequest, StepLimiter
+from weir.worker.ensembles.run import EnsemblePlan
 
 LOST = cancelled_error()
 
@@ -235,12 +235,12 @@ def test_an_exception_in_weir_ends_the_request_once(at, monkeypatch):
 
     calls = Calls(model("a"))
     if at == "begin":
-        monkeypatch.setattr("worker.ensembles.run.EnsembleRun.begin", broken)
+        monkeypatch.setattr("weir.worker.ensembles.run.EnsembleRun.begin", broken)
     elif at == "submit":
         calls.submit = broken
     _, log = start(calls, ensemble("a"))
     if at == "answer":
-        monkeypatch.setattr("worker.ensembles.run.EnsembleRun.responded", broken)
+        monkeypatch.setattr("weir.worker.ensembles.run.EnsembleRun.responded", broken)
         calls.answer(b"1234")
     assert [(error.code, error.message) for error in log.ends] == [
         (ErrorCode.INTERNAL, "in ensemble 'e', internal server error")

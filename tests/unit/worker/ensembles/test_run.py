@@ -8,8 +8,8 @@ from itertools import count
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.config.model_config import ModelConfig
-from worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
+from weir.schemas.config.model_config import ModelConfig
+from weir.worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
 
 tried: Counter[str] = Counter()
 """The events of the property test, by kind."""

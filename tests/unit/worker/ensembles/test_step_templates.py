@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadReader
-from client.catalog import ServedModel
-from schemas.core.errors import ErrorCode
-from schemas.core.requests import InferRequest, InferResponse
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.request_body import pack_body
 from tests.unit.worker.ensembles.test_request import ResponseLog, ensemble, model
-from worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimiter
-from worker.ensembles.run import EnsemblePlan
-from worker.ensembles.step_templates import MAX_TEMPLATES, StepTemplates, signature_of
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadReader
+from weir.calls.catalog import ServedModel
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimiter
+from weir.worker.ensembles.run import EnsemblePlan
+from weir.worker.ensembles.step_templates import MAX_TEMPLATES, StepTemplates, signature_of
 
 
 class Client:

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
-from schemas.wire.request_body import pack_body
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from worker.execution.running_batch import RunningBatch
-from worker.execution.statistics import ModelStatistics
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.statistics import ModelStatistics
 
 CONFIG = ModelConfig.model_validate({"name": "m", "max_batch_size": 4, "model_transaction_policy": {"decoupled": True}})
 LOST = WeirError(ErrorCode.UNAVAILABLE, "lost")

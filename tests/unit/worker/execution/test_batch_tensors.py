@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.naming.identity import new_id
-from bus.payloads.arena import PayloadArena, PayloadReader
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import DATATYPES, PayloadRef, Tensor
-from worker.execution.batch_tensors import BatchAssembler, is_payload_stale, split_outputs
+from weir.bus.naming.identity import new_id
+from weir.bus.payloads.arena import PayloadArena, PayloadReader
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import DATATYPES, PayloadRef, Tensor
+from weir.worker.execution.batch_tensors import BatchAssembler, is_payload_stale, split_outputs
 
 
 def request(*tensors: Tensor, outputs: tuple[str, ...] = ()) -> InferRequest:

@@ -7,26 +7,26 @@ from collections.abc import Iterator
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import RegionRef, Tensor
-from schemas.wire.messages import (
-    BatchEntry,
-    BatchMessage,
-    BatchOutcome,
-    unpack_responses,
-)
-from schemas.wire.request_body import pack_body
 from tests.support.contained_sites import fail_for
 from tests.support.fakes.called_models import CalledModels, called, outputs, respond
 from tests.unit.worker.backends.python.test_calls_connection import Peer, peer
 from tests.unit.worker.ensembles.test_instance import Coordinator, coordinator
 from tests.unit.worker.execution.test_batch_execution import CONFIG, Scripted, number
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.running_batch import RunningBatch
-from worker.execution.shared_memory import SharedMemoryIO
-from worker.python_stub._weir_channel import Kind
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import RegionRef, Tensor
+from weir.schemas.wire.messages import (
+    BatchEntry,
+    BatchMessage,
+    BatchOutcome,
+    unpack_responses,
+)
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.shared_memory import SharedMemoryIO
+from weir.worker.python_stub._weir_channel import Kind
 
 __all__ = ["called", "coordinator", "peer"]
 
@@ -51,8 +51,10 @@ def responses_of(update: BatchUpdate) -> dict[int, str | int]:
 
 
 def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "worker.execution.decoding:_Decoder.decode_plain", lambda _self: True)
-    fail_for(monkeypatch, "worker.execution.decoding:_Decoder.decode", lambda _self, position, _entry: position == 1)
+    fail_for(monkeypatch, "weir.worker.execution.decoding:_Decoder.decode_plain", lambda _self: True)
+    fail_for(
+        monkeypatch, "weir.worker.execution.decoding:_Decoder.decode", lambda _self, position, _entry: position == 1
+    )
     model.submit(1, 2, 3)
     answers = responses_of(model.published.get(timeout=10))
     assert answers == {1: 5, 2: "the request can't be decoded: RuntimeError: injected", 3: 5}
@@ -61,7 +63,10 @@ def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     "site",
-    ["worker.execution.response_writer:ResponseWriter.write", "worker.execution.batch_runner:BatchRunner._deliver"],
+    [
+        "weir.worker.execution.response_writer:ResponseWriter.write",
+        "weir.worker.execution.batch_runner:BatchRunner._deliver",
+    ],
 )
 def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.MonkeyPatch, site: str) -> None:
     failing = number(6)
@@ -89,7 +94,7 @@ def test_a_response_that_can_not_be_packed(model: Scripted) -> None:
 
 
 def test_a_batch_that_can_not_be_counted_gets_its_responses(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "worker.execution.batch_runner:BatchRunner._record")
+    fail_for(monkeypatch, "weir.worker.execution.batch_runner:BatchRunner._record")
     model.submit(1, 2)
     assert responses_of(model.published.get(timeout=10)) == {1: 5, 2: 5}
 
@@ -99,7 +104,7 @@ def test_an_update_that_can_not_be_published_does_not_end_the_thread(
 ) -> None:
     fail_for(
         monkeypatch,
-        "worker.execution.instance:ModelInstance._publish",
+        "weir.worker.execution.instance:ModelInstance._publish",
         lambda _self, batch: batch.completion.batch_id == 1,
     )
     model.submit(1)
@@ -111,8 +116,8 @@ def test_an_update_that_can_not_be_published_does_not_end_the_thread(
 
 
 def test_a_batch_whose_failure_can_not_be_reported_runs_again(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "worker.execution.instance:ModelInstance._failure")
-    monkeypatch.setattr("worker.execution.batch_runner.decode_batch", lambda *_: 1 / 0)
+    fail_for(monkeypatch, "weir.worker.execution.instance:ModelInstance._failure")
+    monkeypatch.setattr("weir.worker.execution.batch_runner.decode_batch", lambda *_: 1 / 0)
     model.submit(1)
     update = model.published.get(timeout=10)
     assert update.completion is not None
@@ -145,7 +150,7 @@ def test_a_stream_that_fails_does_not_affect_others(streaming: Scripted) -> None
 
 @pytest.mark.parametrize("method", ["_timestamps", "_count_end", "_count_execution", "_count_stream_response"])
 def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    fail_for(monkeypatch, f"worker.execution.batch_execution:BatchExecution.{method}")
+    fail_for(monkeypatch, f"weir.worker.execution.batch_execution:BatchExecution.{method}")
     streaming.submit(1)
     execution = streaming.executions.get()
     streaming.left()
@@ -160,7 +165,9 @@ def test_a_call_that_fails_does_not_affect_others(
     called: CalledModels, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_for(
-        monkeypatch, "worker.backends.python.calls:ProcessConnection._submit", lambda _self, number, *_: number == 1
+        monkeypatch,
+        "weir.worker.backends.python.calls:ProcessConnection._submit",
+        lambda _self, number, *_: number == 1,
     )
     called.react = lambda call: respond(call, outputs())
     peer.call(1)
@@ -175,7 +182,9 @@ def test_a_response_to_a_call_that_fails_does_not_affect_others(
     called: CalledModels, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_for(
-        monkeypatch, "worker.backends.python.calls:ProcessConnection._responded", lambda _self, number, *_: number == 1
+        monkeypatch,
+        "weir.worker.backends.python.calls:ProcessConnection._responded",
+        lambda _self, number, *_: number == 1,
     )
     called.react = lambda call: respond(call, outputs())
     peer.call(1)
@@ -203,7 +212,7 @@ def test_an_operation_on_the_repository_that_fails(called: CalledModels, peer: P
 async def test_a_request_of_an_ensemble_that_fails(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    fail_for(monkeypatch, f"worker.ensembles.instance:_OpenRequest.{method}")
+    fail_for(monkeypatch, f"weir.worker.ensembles.instance:_OpenRequest.{method}")
     coordinator.submit(1)
     if coordinator.calls.sent:
         coordinator.calls.answer(b"1234")

@@ -7,15 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
-from schemas.wire.messages import BatchEntry, BatchMessage
-from schemas.wire.request_body import pack_body, pack_body_ref, unpack_body, unpack_plain
-from worker.execution.decoding import decode_batch
-from worker.execution.running_batch import RunningBatch
-from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
-from worker.execution.statistics import ModelStatistics
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
+from weir.schemas.wire.messages import BatchEntry, BatchMessage
+from weir.schemas.wire.request_body import pack_body, pack_body_ref, unpack_body, unpack_plain
+from weir.worker.execution.decoding import decode_batch
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
+from weir.worker.execution.statistics import ModelStatistics
 
 LONG = MAX_WALKED_BYTES // 4 + 1
 WHERE = "inference input 'IN' for model 'm'"

@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome
-from schemas.wire.request_body import pack_body
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import FAST_BATCHES, FAST_US, InstanceSpec, ModelEnvironment, ModelInstance, Pace
-from worker.execution.running_batch import RunningBatch
-from worker.execution.statistics import ModelStatistics
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import FAST_BATCHES, FAST_US, InstanceSpec, ModelEnvironment, ModelInstance, Pace
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.statistics import ModelStatistics
 
 CONFIG = {
     "name": "m",

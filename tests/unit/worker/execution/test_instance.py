@@ -17,15 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY, new_id
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import RegionRef, Tensor
-from schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
-from schemas.wire.request_body import pack_body
 from tests.support.fakes.cuda_device import OUT, config, doubling, fake_cuda_runtime
-from worker.backend_api.interface import (
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY, new_id
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import RegionRef, Tensor
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import (
     DeviceLost,
     Execution,
     ExecutionHandle,
@@ -35,14 +35,14 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.cuda.device_instance import DeviceInstance
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from worker.execution.rate_limiter import Needs, rate_limiter_permits
-from worker.execution.running_batch import RunningBatch
-from worker.execution.shared_memory import SharedMemoryAccess
-from worker.execution.statistics import ModelStatistics
-from worker.execution.warmup import warm_up_samples
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.rate_limiter import Needs, rate_limiter_permits
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.shared_memory import SharedMemoryAccess
+from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.warmup import warm_up_samples
 
 GPU = InstanceDevice("KIND_GPU", 0, "m_0_0")
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.payloads.arena import PayloadReader
-from schemas.core.errors import ErrorCode, WeirError, internal, invalid
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import DeviceLost, Execution, InstanceDied, Result
-from worker.execution.invocation import MAX_FAILED_BATCHES, PROBES, ModelInvoker
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import DeviceLost, Execution, InstanceDied, Result
+from weir.worker.execution.invocation import MAX_FAILED_BATCHES, PROBES, ModelInvoker
 
 REQUESTS = [InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], bytes([value]))]) for value in range(8)]
 

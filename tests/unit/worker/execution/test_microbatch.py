@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import not_found
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from schemas.wire.messages import (
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import not_found
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
     BatchMessage,
@@ -26,8 +26,8 @@ from schemas.wire.messages import (
     pack_responses,
     unpack_responses,
 )
-from schemas.wire.request_body import pack_body
-from worker.backend_api.interface import (
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import (
     Execution,
     Instance,
     InstanceDevice,
@@ -36,10 +36,10 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from worker.execution.microbatch import Microbatch
-from worker.execution.statistics import ModelStatistics
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.microbatch import Microbatch
+from weir.worker.execution.statistics import ModelStatistics
 
 CONFIG = ModelConfig.model_validate(
     {

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.errors import internal
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from schemas.wire.messages import BatchCompletion, BatchEntry, BatchMessage, BatchOutcome, unpack_responses
-from schemas.wire.request_body import pack_body
 from tests.unit.worker.execution.test_microbatch import CONFIG
-from worker.backend_api.interface import (
+from weir.schemas.core.errors import internal
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.messages import BatchCompletion, BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import (
     EndedRequest,
     Execution,
     Instance,
@@ -27,10 +27,10 @@ from worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from worker.execution.running_batch import RunningBatch
-from worker.execution.statistics import ModelStatistics
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.statistics import ModelStatistics
 
 RUN_NS = 1_000_000
 

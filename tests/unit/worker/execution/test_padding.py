@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 
-from schemas.config.model_config import ModelConfig, ModelInput
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition, unpack_responses
-from schemas.wire.request_body import pack_body
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from worker.execution.running_batch import RunningBatch
-from worker.execution.statistics import ModelStatistics
+from weir.schemas.config.model_config import ModelConfig, ModelInput
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition, unpack_responses
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.statistics import ModelStatistics
 
 READY = {"name": "READY", "control": [{"kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [False, True]}]}
 CONFIG = ModelConfig.model_validate(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import Tensor
-from worker.execution.batch_tensors import BatchInputs, batch_output_splits, split_outputs
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import Tensor
+from weir.worker.execution.batch_tensors import BatchInputs, batch_output_splits, split_outputs
 
 SHAPES = [[1, 4, 1], [2, 1, 2], [1, 2, 2]]
 EXPECTED: dict[str, Any] = {

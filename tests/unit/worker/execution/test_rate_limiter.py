@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.config.model_config import ModelRateLimiter as RateLimiterConfig
-from schemas.core.errors import ErrorCode, WeirError
-from worker.execution.rate_limiter import (
+from weir.schemas.config.model_config import ModelRateLimiter as RateLimiterConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.execution.rate_limiter import (
     EACH_DEVICE,
     GLOBAL,
     InstancePermit,

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from bus.naming.identity import own_id
-from bus.payloads.fetch_plan import Loss
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
-from schemas.wire.request_body import pack_body, pack_body_ref
 from tests.support.contained_sites import fail_for
-from worker.execution.remote_payloads import RemotePayloads
-from worker.execution.running_batch import RunningBatch
+from weir.bus.naming.identity import own_id
+from weir.bus.payloads.fetch_plan import Loss
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
+from weir.schemas.wire.request_body import pack_body, pack_body_ref
+from weir.worker.execution.remote_payloads import RemotePayloads
+from weir.worker.execution.running_batch import RunningBatch
 
 REMOTE = "weir-worker-01234567-1_1.131072"
 HERE = own_id("gateway", None)
@@ -92,7 +92,7 @@ def test_an_ensemble_needs_bodies_only(fetcher: Fetcher) -> None:
 
 
 def test_a_fetch_that_raises_is_a_lost_payload(fetcher: Fetcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "worker.execution.remote_payloads:_WaitingBatch._fetch")
+    fail_for(monkeypatch, "weir.worker.execution.remote_payloads:_WaitingBatch._fetch")
     payloads, done = RemotePayloads(cast(Any, fetcher)), list[str]()
     running = start(payloads, batch(with_tensor(remote(1))), done, "first")
     assert done == ["first"]

@@ -1,10 +1,10 @@
 import pytest
 
-from schemas.config.model_config import ModelConfig, ModelInput, ModelOutput, Reshape
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from worker.backend_api.interface import Result
-from worker.execution.batch_tensors import Reshaper
+from weir.schemas.config.model_config import ModelConfig, ModelInput, ModelOutput, Reshape
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import Result
+from weir.worker.execution.batch_tensors import Reshaper
 
 
 def reshaper(dims: list[int], shape: list[int], batching: bool) -> Reshaper:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from bus.naming.identity import own_id
-from bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadReader, StalePayload
-from schemas.core.errors import internal
-from schemas.core.tensors import PayloadRef, Tensor
-from schemas.wire.messages import BatchEntry, unpack_responses
-from worker.backend_api.interface import Result
-from worker.execution import response_writer
-from worker.execution.response_writer import ResponseWriter, pack_by_gateway, pack_rows
+from weir.bus.naming.identity import own_id
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadReader, StalePayload
+from weir.schemas.core.errors import internal
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.messages import BatchEntry, unpack_responses
+from weir.worker.backend_api.interface import Result
+from weir.worker.execution import response_writer
+from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, pack_rows
 
 HERE, ELSEWHERE = own_id("gateway", None), "gateway-01234567-1_1"
 LARGE = bytes(INLINE_LIMIT_BYTES + 1)

@@ -6,8 +6,8 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-from schemas.wire.messages import BatchEntry, BatchMessage, timestamp
-from worker.execution.running_batch import RunningBatch, trace_timestamps
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, timestamp
+from weir.worker.execution.running_batch import RunningBatch, trace_timestamps
 
 
 def batch(*entries: BatchEntry) -> RunningBatch:

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from bus.kv.sequence_states import PIECE_BYTES, SequenceStates
-from bus.links.framing import Outgoing
-from bus.nats.connection import Bus
-from bus.nats.embedded_server import EmbeddedNats
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError, internal
-from schemas.core.requests import SEQUENCE_END, InferRequest
-from schemas.core.tensors import Tensor
-from schemas.wire.codec import MalformedMessage, encode
-from schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
-from schemas.wire.transfers import NOT_RESUMABLE, StatePiece, pack_pieces, pack_state, unpack_state
-from worker.backend_api.interface import Result
-from worker.execution.sequences import ImplicitStates, StateDeclarations
+from weir.bus.kv.sequence_states import PIECE_BYTES, SequenceStates
+from weir.bus.links.framing import Outgoing
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.requests import SEQUENCE_END, InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.codec import MalformedMessage, encode
+from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
+from weir.schemas.wire.transfers import NOT_RESUMABLE, StatePiece, pack_pieces, pack_state, unpack_state
+from weir.worker.backend_api.interface import Result
+from weir.worker.execution.sequences import ImplicitStates, StateDeclarations
 
 
 def declared(folder: Path, every: int = 0, **state: Any) -> StateDeclarations:

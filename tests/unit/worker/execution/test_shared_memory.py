@@ -11,14 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.naming.identity import SHARED_MEMORY_DIRECTORY, new_id
-from bus.payloads.arena import PayloadReader
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest, RequestedOutput
-from schemas.core.tensors import RegionRef, Tensor, pack_bytes
-from worker.backend_api.interface import Result
-from worker.execution.batch_tensors import BatchAssembler
-from worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO, contiguous_view
+from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY, new_id
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest, RequestedOutput
+from weir.schemas.core.tensors import RegionRef, Tensor, pack_bytes
+from weir.worker.backend_api.interface import Result
+from weir.worker.execution.batch_tensors import BatchAssembler
+from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO, contiguous_view
 
 GATEWAY = new_id("gateway")
 

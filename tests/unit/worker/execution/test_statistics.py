@@ -5,11 +5,22 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from schemas.config.model_config import HistogramOptions, MetricControl, MetricIdentifier, ModelConfig, ModelMetrics
-from schemas.wire.statistics import VersionCounters
-from telemetry.instruments import DurationHistogram
-from telemetry.metrics_config import MetricsConfig
-from worker.execution.statistics import FIRST_RESPONSE_BOUNDS_MS, FIRST_RESPONSE_FAMILY, ModelStatistics, observer_for
+from weir.schemas.config.model_config import (
+    HistogramOptions,
+    MetricControl,
+    MetricIdentifier,
+    ModelConfig,
+    ModelMetrics,
+)
+from weir.schemas.wire.statistics import VersionCounters
+from weir.telemetry.instruments import DurationHistogram
+from weir.telemetry.metrics_config import MetricsConfig
+from weir.worker.execution.statistics import (
+    FIRST_RESPONSE_BOUNDS_MS,
+    FIRST_RESPONSE_FAMILY,
+    ModelStatistics,
+    observer_for,
+)
 
 MS = 1_000_000
 

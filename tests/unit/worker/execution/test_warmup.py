@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import DATATYPES, Tensor
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, InstanceDied, ModelVersion, Result
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from worker.execution.statistics import ModelStatistics
-from worker.execution.warmup import warm_up_samples
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import DATATYPES, Tensor
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, InstanceDied, ModelVersion, Result
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.warmup import warm_up_samples
 
 Execute = Callable[[Sequence[InferRequest], Execution], Sequence[Result | None]]
 
@@ -239,7 +239,7 @@ def test_responses_of_streams_are_awaited_and_dropped(tmp_path: Path) -> None:
 
 
 def test_a_stream_that_does_not_end_fails_the_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.execution.warmup.RESPONSES_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("weir.worker.execution.warmup.RESPONSES_TIMEOUT_S", 0.05)
     with pytest.raises(
         WeirError, match=r"failed to run warmup sample 'sample': its responses did not end within 0.05 s"
     ):

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from repository.layout import ModelRepository
-from repository.stores.store import StoredFile, StoredModel, StoreError, group_models
-from schemas.core.errors import WeirError
 from tests.support.waiting import eventually
-from worker.lifecycle import cloud_mirror, downloads, mirror_folder
-from worker.lifecycle.cloud_mirror import CloudMirror
-from worker.lifecycle.downloads import Admission, DownloadProgress, Downloads, DownloadSource
-from worker.lifecycle.mirror_folder import MirrorFolder
-from worker.lifecycle.store_cache import StoreCache
+from weir.repository.layout import ModelRepository
+from weir.repository.stores.store import StoredFile, StoredModel, StoreError, group_models
+from weir.schemas.core.errors import WeirError
+from weir.worker.lifecycle import cloud_mirror, downloads, mirror_folder
+from weir.worker.lifecycle.cloud_mirror import CloudMirror
+from weir.worker.lifecycle.downloads import Admission, DownloadProgress, Downloads, DownloadSource
+from weir.worker.lifecycle.mirror_folder import MirrorFolder
+from weir.worker.lifecycle.store_cache import StoreCache
 
 Tag = Callable[[bytes], str]
 

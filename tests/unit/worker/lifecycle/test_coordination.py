@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-import worker.lifecycle.coordination
-from bus.nats.connection import Message
-from schemas.core.errors import ErrorCode
-from schemas.wire.model_control import DrainMessage
-from schemas.wire.registry import ModelRecord, ModelState, VersionRecord
-from worker.lifecycle.coordination import DrainCoordinator, first_failure, preceding_records
+import weir.worker.lifecycle.coordination
+from weir.bus.nats.connection import Message
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.wire.model_control import DrainMessage
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
+from weir.worker.lifecycle.coordination import DrainCoordinator, first_failure, preceding_records
 
 
 class Owners:
@@ -41,7 +41,7 @@ class Owners:
 @pytest.fixture(autouse=True)
 def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in {"SETTLE_S": 0.0, "_ASK_INTERVAL_S": 0.001, "DRAIN_TIMEOUT_S": 0.05}.items():
-        monkeypatch.setattr(worker.lifecycle.coordination, name, seconds)
+        monkeypatch.setattr(weir.worker.lifecycle.coordination, name, seconds)
 
 
 async def start_drains(owners: Owners) -> DrainCoordinator:

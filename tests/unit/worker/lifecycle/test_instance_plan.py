@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from schemas.wire.registry import MAX_INSTANCES
-from worker.devices.gpus import CPU_ONLY, WorkerDevices
-from worker.lifecycle.instance_plan import (
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.schemas.wire.registry import MAX_INSTANCES
+from weir.worker.devices.gpus import CPU_ONLY, WorkerDevices
+from weir.worker.lifecycle.instance_plan import (
     NotPlacedHere,
     check_devices,
     check_partitions,

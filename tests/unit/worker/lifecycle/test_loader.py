@@ -12,20 +12,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from repository.layout import FoundModel, ModelRepository
-from schemas.config.model_config import InstanceGroup, ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
-from schemas.wire.messages import BatchEntry, BatchMessage, unpack_responses
-from schemas.wire.registry import UNLOADED, ModelState, VersionRecord
-from schemas.wire.request_body import pack_body
-from worker.devices.gpus import WorkerDevices
-from worker.execution.batch_execution import BatchUpdate
-from worker.execution.instance import ModelEnvironment
-from worker.execution.running_batch import RunningBatch
-from worker.lifecycle.instance_plan import planned_instances
-from worker.lifecycle.loader import LoadPolicy, LoadResult, ModelLoader, check_supported
+from weir.repository.layout import FoundModel, ModelRepository
+from weir.schemas.config.model_config import InstanceGroup, ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.messages import BatchEntry, BatchMessage, unpack_responses
+from weir.schemas.wire.registry import UNLOADED, ModelState, VersionRecord
+from weir.schemas.wire.request_body import pack_body
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch_execution import BatchUpdate
+from weir.worker.execution.instance import ModelEnvironment
+from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.lifecycle.instance_plan import planned_instances
+from weir.worker.lifecycle.loader import LoadPolicy, LoadResult, ModelLoader, check_supported
 
 Finished = queue.SimpleQueue[BatchUpdate]
 
@@ -192,7 +192,7 @@ def test_a_file_that_can_not_be_read_is_named_without_its_path(
     def refuse(found: FoundModel, config: ModelConfig) -> dict[str, list[str]]:
         raise PermissionError(13, "Permission denied", str(folder / "1" / "model.onnx"))
 
-    monkeypatch.setattr("worker.lifecycle.loader.read_output_labels", refuse)
+    monkeypatch.setattr("weir.worker.lifecycle.loader.read_output_labels", refuse)
     assert loading.load("neg").records[1].reason == "Internal: failed to read 'model.onnx': Permission denied"
 
 

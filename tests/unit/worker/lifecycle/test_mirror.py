@@ -10,12 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from bus.nats.connection import Bus
-from repository.layout import ModelRepository
-from schemas.core.errors import unavailable
-from schemas.wire.model_control import PushedFile, PushedModel
-from worker.lifecycle.mirror import RepositoryMirror, RepositoryMirrors
-from worker.lifecycle.mirror_folder import MirrorFolder
+from weir.bus.nats.connection import Bus
+from weir.repository.layout import ModelRepository
+from weir.schemas.core.errors import unavailable
+from weir.schemas.wire.model_control import PushedFile, PushedModel
+from weir.worker.lifecycle.mirror import RepositoryMirror, RepositoryMirrors
+from weir.worker.lifecycle.mirror_folder import MirrorFolder
 
 CONTENT = b"max_batch_size: 2"
 

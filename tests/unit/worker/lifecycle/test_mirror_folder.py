@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from repository.layout import ModelRepository, folder_fingerprint
-from schemas.core.errors import WeirError
-from schemas.wire.codec import MalformedMessage
-from schemas.wire.model_control import PushedFile, PushedModel
-from worker.lifecycle import mirror_folder
-from worker.lifecycle.mirror_folder import MirrorFolder
+from weir.repository.layout import ModelRepository, folder_fingerprint
+from weir.schemas.core.errors import WeirError
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.model_control import PushedFile, PushedModel
+from weir.worker.lifecycle import mirror_folder
+from weir.worker.lifecycle.mirror_folder import MirrorFolder
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ from typing import Any
 
 from nats.errors import ConnectionClosedError, MaxPayloadError
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, invalid
-from schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
-from worker.lifecycle.loader import LoadResult
-from worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks, RecordPublisher
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, invalid
+from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
+from weir.worker.lifecycle.loader import LoadResult
+from weir.worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks, RecordPublisher
 
 LOADING, READY, UNLOADING, UNAVAILABLE = ModelState
 

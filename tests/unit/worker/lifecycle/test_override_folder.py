@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.locked_folder import remove_abandoned_folders
-from schemas.core.errors import WeirError
-from worker.lifecycle.override_folder import PREFIX, OverrideFolder
+from weir.runtime.locked_folder import remove_abandoned_folders
+from weir.schemas.core.errors import WeirError
+from weir.worker.lifecycle.override_folder import PREFIX, OverrideFolder
 
 
 @pytest.fixture(autouse=True)

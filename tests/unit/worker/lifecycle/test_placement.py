@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from repository.layout import FoundModel, ModelRepository
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import ModelNeeds, ResourceAmounts
-from schemas.wire.registry import ModelOffer, ModelRecord, ModelState, VersionRecord, WorkerRecord
-from worker.devices.gpus import CPU_ONLY
-from worker.lifecycle import placement as placement_module
-from worker.lifecycle.loader import LoadResult
-from worker.lifecycle.model_state import ManagedModels, RecordPublisher
-from worker.lifecycle.placement import ModelPlacement
-from worker.lifecycle.placement_rules import PlacementStep
+from weir.repository.layout import FoundModel, ModelRepository
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import ModelNeeds, ResourceAmounts
+from weir.schemas.wire.registry import ModelOffer, ModelRecord, ModelState, VersionRecord, WorkerRecord
+from weir.worker.devices.gpus import CPU_ONLY
+from weir.worker.lifecycle import placement as placement_module
+from weir.worker.lifecycle.loader import LoadResult
+from weir.worker.lifecycle.model_state import ManagedModels, RecordPublisher
+from weir.worker.lifecycle.placement import ModelPlacement
+from weir.worker.lifecycle.placement_rules import PlacementStep
 
 GIB = 1 << 30
 

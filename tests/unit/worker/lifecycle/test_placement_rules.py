@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.config.parameters import ModelNeeds, ResourceAmounts
-from worker.lifecycle.placement_rules import Holding, PlacementStep, Plan, WorkerFacts, plan, shortage, steps
+from weir.schemas.config.parameters import ModelNeeds, ResourceAmounts
+from weir.worker.lifecycle.placement_rules import Holding, PlacementStep, Plan, WorkerFacts, plan, shortage, steps
 
 EVENTS: Counter[str] = Counter()
 """The events of the simulated clusters, by kind."""

@@ -11,20 +11,20 @@ from typing import Any, cast
 
 import pytest
 
-from repository.layout import FoundModel, ModelRepository, RepositorySnapshot, folder_fingerprint
-from schemas.config.model_config import ModelConfig
-from schemas.config.parameters import ResourceAmounts
-from schemas.core.errors import WeirError, invalid
-from schemas.wire.model_control import DesiredModel, WantedModel
-from schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
 from tests.support.waiting import eventually
-from worker.devices.gpus import WorkerDevices
-from worker.ensembles.dependencies import DependencyWatcher
-from worker.lifecycle.loader import LoadResult
-from worker.lifecycle.model_state import ManagedModels, RecordPublisher
-from worker.lifecycle.placement import ModelPlacement
-from worker.lifecycle.reconciler import NOT_FOUND, ModelReconciler, check_startup_models, startup_names
-from worker.lifecycle.transitions import LifecycleContext
+from weir.repository.layout import FoundModel, ModelRepository, RepositorySnapshot, folder_fingerprint
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import ResourceAmounts
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.wire.model_control import DesiredModel, WantedModel
+from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.ensembles.dependencies import DependencyWatcher
+from weir.worker.lifecycle.loader import LoadResult
+from weir.worker.lifecycle.model_state import ManagedModels, RecordPublisher
+from weir.worker.lifecycle.placement import ModelPlacement
+from weir.worker.lifecycle.reconciler import NOT_FOUND, ModelReconciler, check_startup_models, startup_names
+from weir.worker.lifecycle.transitions import LifecycleContext
 
 LOAD, UNLOAD = WantedModel(True), WantedModel(False)
 

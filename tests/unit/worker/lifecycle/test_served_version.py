@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError, invalid
-from schemas.core.requests import InferRequest
-from schemas.wire.registry import MAX_INSTANCES
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
-from worker.devices.host_policy import HostPolicies
-from worker.execution.instance import ModelEnvironment
-from worker.execution.rate_limiter import rate_limiter_permits
-from worker.lifecycle.served_version import ServedVersion
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.registry import MAX_INSTANCES
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
+from weir.worker.devices.host_policy import HostPolicies
+from weir.worker.execution.instance import ModelEnvironment
+from weir.worker.execution.rate_limiter import rate_limiter_permits
+from weir.worker.lifecycle.served_version import ServedVersion
 
 SEQUENCES = {"sequence_batching": {"direct": {}}}
 

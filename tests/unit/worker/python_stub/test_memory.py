@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from worker.python_stub._weir_memory import MemoryReader, MemoryWriter, create_memory
+from weir.worker.python_stub._weir_memory import MemoryReader, MemoryWriter, create_memory
 
 MIB = 1 << 20
 

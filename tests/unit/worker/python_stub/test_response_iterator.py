@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import worker.python_stub
+import weir.worker.python_stub
 
-_STUB_FOLDER = str(Path(worker.python_stub.__file__).parent)
+_STUB_FOLDER = str(Path(weir.worker.python_stub.__file__).parent)
 sys.path.insert(0, _STUB_FOLDER)
 import _weir_response_iterator as module  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import worker.python_stub
-from bus.payloads.arena import PayloadArena, Slot
-from worker.python_stub._weir_memory import MemoryWriter, create_memory
+import weir.worker.python_stub
+from weir.bus.payloads.arena import PayloadArena, Slot
+from weir.worker.python_stub._weir_memory import MemoryWriter, create_memory
 
-_STUB_FOLDER = str(Path(worker.python_stub.__file__).parent)
+_STUB_FOLDER = str(Path(weir.worker.python_stub.__file__).parent)
 sys.path.insert(0, _STUB_FOLDER)
 from _weir_shared_memory import InputMemory, Segments  # noqa: E402
 

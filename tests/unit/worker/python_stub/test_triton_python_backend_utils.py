@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import worker.python_stub
-from schemas.core.errors import ErrorCode
-from schemas.core.tensors import DATATYPES
+import weir.worker.python_stub
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.tensors import DATATYPES
 
-_STUB_FOLDER = str(Path(worker.python_stub.__file__).parent)
+_STUB_FOLDER = str(Path(weir.worker.python_stub.__file__).parent)
 sys.path.insert(0, _STUB_FOLDER)
 import triton_python_backend_utils as pb_utils  # noqa: E402
 from _weir_tensor import DTYPES  # noqa: E402

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import WeirError
-from worker.repository_agents import agents as module
-from worker.repository_agents.agents import AppliedAgents
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import WeirError
+from weir.worker.repository_agents import agents as module
+from weir.worker.repository_agents.agents import AppliedAgents
 
 SUM = hashlib.md5(b"weights", usedforsecurity=False).hexdigest()
 
@@ -186,7 +186,7 @@ def test_an_agent_runs_in_a_process_without_weir(model: Path, directory: Path) -
 import sys
 class RepositoryAgent:
     def load(self, model):
-        assert not [name for name in sys.modules if name.partition(".")[0] in ("schemas", "worker", "bus", "numpy")]
+        assert not [name for name in sys.modules if name.partition(".")[0] in ("weir", "numpy")]
         raise ValueError(sys.executable)
 """
     write_agent(directory, "alone", code)

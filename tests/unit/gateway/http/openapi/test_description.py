@@ -15,12 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from client.catalog import ServedModel
-from gateway.http.openapi import description
-from gateway.http.openapi.description import ApiDescription
-from gateway.http.openapi.models import MAX_DIMENSIONS, MAX_LABELS, model_paths
-from schemas.config.model_config import ModelConfig
-from schemas.core.tensors import DATATYPES
+from weir.calls.catalog import ServedModel
+from weir.gateway.http.openapi import description
+from weir.gateway.http.openapi.description import ApiDescription
+from weir.gateway.http.openapi.models import MAX_DIMENSIONS, MAX_LABELS, model_paths
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.tensors import DATATYPES
 
 MODEL_NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,20}", fullmatch=True)
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from gateway.http.openapi.docs_page import FILES, NOT_BUILT, VENDOR, docs_routes
+from weir.gateway.http.openapi.docs_page import FILES, NOT_BUILT, VENDOR, docs_routes
 
 PATHS = {file: "/docs" if file.endswith(".html") else f"/docs/{Path(file).name}" for file in FILES}
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from repository.completion import DescribedModel
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.models.processes import model_processes
 from tests.support.models.torch_files import config, request, run
-from worker.backend_api.interface import (
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.completion import DescribedModel
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.interface import (
     Availability,
     Backend,
     Execution,
@@ -28,22 +28,22 @@ from worker.backend_api.interface import (
     LoadedModel,
     ModelVersion,
 )
-from worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.python.backend import PythonBackend
-from worker.cuda.pinned import PINNED
-from worker.devices.gpus import WorkerDevices
+from weir.worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.worker.backends.python.backend import PythonBackend
+from weir.worker.cuda.pinned import PINNED
+from weir.worker.devices.gpus import WorkerDevices
 
 BACKEND = """
 import ctypes, os
 import numpy as np
-from repository.completion import DescribedModel, DescribedTensor
-from schemas.core.errors import invalid, unavailable
-from schemas.core.tensors import Tensor
-from worker.backends.array import ArrayInstance
-from worker.backend_api.interface import DeviceLost
-from worker.cuda.pinned import PINNED
-from worker.execution.batch_tensors import NamedDatatype
+from weir.repository.completion import DescribedModel, DescribedTensor
+from weir.schemas.core.errors import invalid, unavailable
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backends.array import ArrayInstance
+from weir.worker.backend_api.interface import DeviceLost
+from weir.worker.cuda.pinned import PINNED
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 
 class Runner:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from worker.backends.onnxruntime.options import CUDA_OPTIONS
+from weir.worker.backends.onnxruntime.options import CUDA_OPTIONS
 
 WHEELS = Path(sys.prefix) / "gpu-wheels"
 
@@ -31,11 +31,11 @@ import numpy as np
 import onnxruntime
 from onnx import TensorProto
 from tests.support.models.onnx_files import graph, version
-from schemas.core.errors import WeirError
-from worker.backends.onnxruntime.gpu_runner import OnnxDeviceRunner, open_device_runner
-from worker.backends.onnxruntime.session import installation
-from worker.backends.onnxruntime.options import SHRINKAGE, OnnxOptions
-from worker.backends.onnxruntime.session import open_session
+from weir.schemas.core.errors import WeirError
+from weir.worker.backends.onnxruntime.gpu_runner import OnnxDeviceRunner, open_device_runner
+from weir.worker.backends.onnxruntime.session import installation
+from weir.worker.backends.onnxruntime.options import SHRINKAGE, OnnxOptions
+from weir.worker.backends.onnxruntime.session import open_session
 
 root = Path(sys.argv[1])
 seen = {"file": onnxruntime.__file__, "installation": installation()}

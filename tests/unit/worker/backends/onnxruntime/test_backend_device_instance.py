@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
 from tests.support.fakes.onnxruntime_gpu import FakeGpu, FakeOnnxRuntime
 from tests.support.models.onnx_files import version
-from worker.backend_api.interface import InstanceDevice
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import InstanceDevice
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 
-pytest.importorskip("worker.cuda.device_instance")
+pytest.importorskip("weir.worker.cuda.device_instance")
 fake_cuda_runtime = pytest.importorskip("tests.support.fakes.cuda_device").fake_cuda_runtime
 run = pytest.importorskip("tests.support.fakes.cuda_device").run
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from tests.support.models.onnx_files import output_of, parameters, run_instance, version
-from worker.backend_api.interface import DeviceTensor, InstanceDevice
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.onnxruntime.gpu_runner import open_device_runner
-from worker.backends.onnxruntime.options import OnnxOptions
-from worker.backends.onnxruntime.session import library
+from weir.worker.backend_api.interface import DeviceTensor, InstanceDevice
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.worker.backends.onnxruntime.gpu_runner import open_device_runner
+from weir.worker.backends.onnxruntime.options import OnnxOptions
+from weir.worker.backends.onnxruntime.session import library
 
 pytestmark = pytest.mark.gpu
 
@@ -35,7 +35,7 @@ class Memory:
 
 
 class Stream:
-    """See `worker.backend_api.interface.InstanceStream`."""
+    """See `weir.worker.backend_api.interface.InstanceStream`."""
 
     device_id = 0
 

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from schemas.core.errors import WeirError
-from worker.backends.onnxruntime.external_data import external_files
+from weir.schemas.core.errors import WeirError
+from weir.worker.backends.onnxruntime.external_data import external_files
 
 
 def model(count: int) -> onnx.ModelProto:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.fakes.onnxruntime_gpu import (
     GARBAGE,
     FakeGpu,
@@ -21,13 +20,14 @@ from tests.support.fakes.onnxruntime_gpu import (
     FakeTensorInfo,
 )
 from tests.support.models.onnx_files import parameters, run_instance, version
-from worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceDevice, ModelVersion
-from worker.backends.onnxruntime import backend as backend_module
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.onnxruntime.gpu_runner import open_device_runner
-from worker.backends.onnxruntime.options import CUDA_OPTIONS, NO_TENSORRT, OnnxOptions
-from worker.backends.onnxruntime.session import Installation
-from worker.devices.gpus import WorkerDevices
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceDevice, ModelVersion
+from weir.worker.backends.onnxruntime import backend as backend_module
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.worker.backends.onnxruntime.gpu_runner import open_device_runner
+from weir.worker.backends.onnxruntime.options import CUDA_OPTIONS, NO_TENSORRT, OnnxOptions
+from weir.worker.backends.onnxruntime.session import Installation
+from weir.worker.devices.gpus import WorkerDevices
 
 GROUP = "instance_group [{ kind: KIND_GPU gpus: [0] }]"
 GRAPHS = "optimization { cuda { graphs: true } }"
@@ -263,8 +263,8 @@ def test_an_instance_on_a_gpu_opens_its_session_when_it_has_its_stream(
 ) -> None:
     made: list[tuple[Any, ...]] = []
     instances = SimpleNamespace(DeviceInstance=lambda *given: made.append(given))
-    monkeypatch.setitem(sys.modules, "worker.cuda", SimpleNamespace(device_instance=instances))  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "worker.cuda.device_instance", instances)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "weir.worker.cuda", SimpleNamespace(device_instance=instances))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "weir.worker.cuda.device_instance", instances)  # type: ignore[arg-type]
     model = version(tmp_path, GROUP)
     loaded = OnnxRuntimeBackend().load(model)
     sessions = len(ort.sessions)

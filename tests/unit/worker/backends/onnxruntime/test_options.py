@@ -19,14 +19,14 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.models.onnx_files import CPU, graph, output_of, parameters, version
-from worker.backend_api.interface import ModelVersion
-from worker.backends.onnxruntime import options as options_module
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.onnxruntime.options import OnnxOptions, cpu_providers
-from worker.backends.onnxruntime.session import open_session
-from worker.devices.gpus import WorkerDevices
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.interface import ModelVersion
+from weir.worker.backends.onnxruntime import options as options_module
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.worker.backends.onnxruntime.options import OnnxOptions, cpu_providers
+from weir.worker.backends.onnxruntime.session import open_session
+from weir.worker.devices.gpus import WorkerDevices
 
 ONES = np.ones((2, 3), np.float32)
 
@@ -289,11 +289,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 from tests.support.models.onnx_files import output_of, parameters, version
-from schemas.core.errors import WeirError
-from worker.backends.onnxruntime import options as options_module
-from worker.backends.onnxruntime.backend import OnnxRuntimeBackend
-from worker.backends.onnxruntime.options import OnnxOptions
-from worker.backends.onnxruntime.session import open_session
+from weir.schemas.core.errors import WeirError
+from weir.worker.backends.onnxruntime import options as options_module
+from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
+from weir.worker.backends.onnxruntime.options import OnnxOptions
+from weir.worker.backends.onnxruntime.session import open_session
 
 settings = {"enable-global-threadpool": "1", "intra_op_thread_count": "2", "inter_op_thread_count": "1"}
 root, seen = Path(sys.argv[1]), []

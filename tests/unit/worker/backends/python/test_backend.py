@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from repository.config_text import config_from_dict
-from schemas.config.model_config import ModelConfig, ModelParameter, SequenceBatching, TransactionPolicy
-from schemas.core.errors import WeirError
-from schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
 from tests.support.models.python_scripts import IDENTITY, Models
 from tests.support.waiting import wait_until
-from worker.backend_api.interface import Execution, Instance, InstanceDevice, InstanceDied, ModelVersion, Result
-from worker.backend_api.version_health import VersionHealth
-from worker.backends.python.backend import PythonBackend
+from weir.bus.payloads.arena import PayloadReader
+from weir.repository.config_text import config_from_dict
+from weir.schemas.config.model_config import ModelConfig, ModelParameter, SequenceBatching, TransactionPolicy
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
+from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, InstanceDied, ModelVersion, Result
+from weir.worker.backend_api.version_health import VersionHealth
+from weir.worker.backends.python.backend import PythonBackend
 
 INITIALIZE = """
     def initialize(self, args):

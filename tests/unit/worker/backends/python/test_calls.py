@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadArena
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import Tensor
 from tests.support.fakes.called_models import CalledModels, ModelCall, called, outputs, respond
 from tests.support.models.python_scripts import (
     DECOUPLED,
@@ -24,7 +21,10 @@ from tests.support.models.python_scripts import (
     python_request,
 )
 from tests.support.waiting import wait_until
-from worker.backends.python.process import ProcessSpec, auto_complete
+from weir.bus.payloads.arena import PayloadArena
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backends.python.process import ProcessSpec, auto_complete
 
 __all__ = ["called"]
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import msgpack
 import pytest
 
-import worker.backends.python.calls
-from schemas.core.errors import ErrorCode, internal, unavailable
+import weir.worker.backends.python.calls
 from tests.support.fakes.called_models import CalledModels, ModelCall, called, outputs, respond
 from tests.support.models.python_scripts import numbers
 from tests.support.waiting import wait_until
-from worker.python_stub._weir_channel import LENGTH, Channel, Kind
-from worker.python_stub._weir_memory import create_memory
+from weir.schemas.core.errors import ErrorCode, internal, unavailable
+from weir.worker.python_stub._weir_channel import LENGTH, Channel, Kind
+from weir.worker.python_stub._weir_memory import create_memory
 
 __all__ = ["called"]
 
@@ -97,7 +97,7 @@ class TestConnection:
     def test_a_stream_that_is_not_read_is_cancelled(
         self, called: CalledModels, peer: Peer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(worker.backends.python.calls, "MAX_UNSENT_BYTES", 300_000)
+        monkeypatch.setattr(weir.worker.backends.python.calls, "MAX_UNSENT_BYTES", 300_000)
 
         def flood(call: ModelCall) -> None:
             sent = 0

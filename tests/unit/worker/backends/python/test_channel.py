@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.core.errors import ErrorCode
-from schemas.core.tensors import Tensor
 from tests.support.models.python_scripts import (
     DECOUPLED,
     Collected,
@@ -20,6 +18,8 @@ from tests.support.models.python_scripts import (
     run,
 )
 from tests.support.waiting import wait_until
+from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.tensors import Tensor
 
 
 @pytest.fixture

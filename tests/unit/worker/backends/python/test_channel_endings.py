@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.core.errors import ErrorCode
 from tests.support.models.python_scripts import (
     DECOUPLED,
     Collected,
@@ -17,7 +16,8 @@ from tests.support.models.python_scripts import (
     run,
 )
 from tests.support.waiting import wait_until
-from worker.backends.python.process import PythonProcess
+from weir.schemas.core.errors import ErrorCode
+from weir.worker.backends.python.process import PythonProcess
 
 NEVER_ANSWERED = (
     ErrorCode.INTERNAL,

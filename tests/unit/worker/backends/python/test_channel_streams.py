@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from schemas.core.errors import ErrorCode
 from tests.support.models.python_scripts import DECOUPLED, Collected, Models, body, python_request, run
 from tests.support.waiting import wait_until
-from worker.backend_api.interface import Result
-from worker.backends.python.channel import ResponseReader
-from worker.backends.python.process import ProcessDied
-from worker.python_stub._weir_channel import Channel, Kind
-from worker.python_stub._weir_memory import MemoryReader, create_memory
+from weir.schemas.core.errors import ErrorCode
+from weir.worker.backend_api.interface import Result
+from weir.worker.backends.python.channel import ResponseReader
+from weir.worker.backends.python.process import ProcessDied
+from weir.worker.python_stub._weir_channel import Channel, Kind
+from weir.worker.python_stub._weir_memory import MemoryReader, create_memory
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ import pytest
 from tests.support.models.processes import fork_servers, is_fork_server, model_processes
 from tests.support.models.python_scripts import IDENTITY, Models, execute_body, only, python_request
 from tests.support.waiting import wait_until
-from worker.backends.python import children
-from worker.backends.python.children import ForkedChild, SpawnedChild
-from worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess, StartFailed
+from weir.worker.backends.python import children
+from weir.worker.backends.python.children import ForkedChild, SpawnedChild
+from weir.worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess, StartFailed
 
 FACTS = execute_body("""
     import random, signal
@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_takes_fork_server_and_processes_along(models: M
     code = f"""
 import sys, time
 from pathlib import Path
-from worker.backends.python.process import ProcessSpec, PythonProcess
+from weir.worker.backends.python.process import ProcessSpec, PythonProcess
 process = PythonProcess(ProcessSpec(Path({str(folder)!r}), 1))
 process.load(30)
 print(process.pid, flush=True)

@@ -15,13 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repository.config_text import config_from_dict
-from schemas.core.errors import WeirError
 from tests.support.models.python_scripts import ModelProcess, Models, execute_body, only, python_request
-from worker.backend_api.interface import ModelVersion
-from worker.backends.python import environment as python_environment
-from worker.backends.python.environment import EnvironmentCache, PythonEnvironment, check_parameters, environment_of
-from worker.backends.python.process import ProcessSpec
+from weir.repository.config_text import config_from_dict
+from weir.schemas.core.errors import WeirError
+from weir.worker.backend_api.interface import ModelVersion
+from weir.worker.backends.python import environment as python_environment
+from weir.worker.backends.python.environment import (
+    EnvironmentCache,
+    PythonEnvironment,
+    check_parameters,
+    environment_of,
+)
+from weir.worker.backends.python.process import ProcessSpec
 
 TELL = execute_body(
     """

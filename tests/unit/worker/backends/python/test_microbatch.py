@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.models.python_scripts import Collected, Models, body, execute_body, numbers, python_request
 from tests.support.waiting import wait_until
-from worker.backend_api.interface import EndedRequest, Execution
-from worker.backends.python.microbatch import ProcessMicrobatch
-from worker.backends.python.process import ProcessDied, PythonProcess
+from weir.worker.backend_api.interface import EndedRequest, Execution
+from weir.worker.backends.python.microbatch import ProcessMicrobatch
+from weir.worker.backends.python.process import ProcessDied, PythonProcess
 
 COUNTING = execute_body("""
     (request,) = requests

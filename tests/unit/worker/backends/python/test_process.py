@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import DATATYPES, PayloadRef, Tensor
 from tests.support.models.processes import model_processes
 from tests.support.models.python_scripts import IDENTITY, Models, error_of, execute_body, numbers, only, python_request
-from worker.backends.python.backend import may_auto_complete
-from worker.backends.python.process import ProcessSpec, auto_complete
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import DATATYPES, PayloadRef, Tensor
+from weir.worker.backends.python.backend import may_auto_complete
+from weir.worker.backends.python.process import ProcessSpec, auto_complete
 
 
 @pytest.fixture

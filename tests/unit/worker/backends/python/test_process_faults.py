@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
-from telemetry.log_settings import LogSettings
 from tests.support.models.processes import model_processes
 from tests.support.models.python_scripts import IDENTITY, Models, error_of, execute_body, numbers, only, python_request
 from tests.support.waiting import wait_until
-from worker.backends.python import process as python_process
-from worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.telemetry.log_settings import LogSettings
+from weir.worker.backends.python import process as python_process
+from weir.worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess
 
 JSON_LOG, TEXT_LOG = LogSettings(log_format="json"), LogSettings()
 
@@ -360,10 +360,10 @@ class TestDeath:
                 sys.executable,
                 "-c",
                 "import sys; from pathlib import Path\n"
-                "from bus.payloads.arena import PayloadReader\n"
-                "from schemas.core.requests import InferRequest\n"
-                "from worker.backend_api.interface import Execution\n"
-                "from worker.backends.python.process import ProcessSpec, PythonProcess\n"
+                "from weir.bus.payloads.arena import PayloadReader\n"
+                "from weir.schemas.core.requests import InferRequest\n"
+                "from weir.worker.backend_api.interface import Execution\n"
+                "from weir.worker.backends.python.process import ProcessSpec, PythonProcess\n"
                 "process = PythonProcess(ProcessSpec(Path(sys.argv[1]), 1))\n"
                 "process.load(30)\n"
                 "process.execute([InferRequest('m', '1', sys.argv[2])], Execution(PayloadReader()))\n",

@@ -13,9 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from runtime.child_processes import RestartPolicy
-from schemas.config.model_config import ModelConfig, ModelParameter
-from schemas.core.errors import WeirError
 from tests.support.models.processes import model_processes
 from tests.support.models.python_scripts import (
     IDENTITY,
@@ -27,11 +24,14 @@ from tests.support.models.python_scripts import (
     python_request,
 )
 from tests.support.waiting import wait_until
-from worker.backend_api.interface import InstanceUnavailable
-from worker.backend_api.version_health import VersionHealth
-from worker.backends.python import supervisor
-from worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess
-from worker.backends.python.supervisor import LimitAction, ProcessLimits, ProcessSupervisor, SupervisedInstance
+from weir.runtime.child_processes import RestartPolicy
+from weir.schemas.config.model_config import ModelConfig, ModelParameter
+from weir.schemas.core.errors import WeirError
+from weir.worker.backend_api.interface import InstanceUnavailable
+from weir.worker.backend_api.version_health import VersionHealth
+from weir.worker.backends.python import supervisor
+from weir.worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess
+from weir.worker.backends.python.supervisor import LimitAction, ProcessLimits, ProcessSupervisor, SupervisedInstance
 
 AT_ONCE = RestartPolicy(first_delay_s=0.0, longest_delay_s=0.0, is_first_at_once=True, budget=None)
 DIED = "the model's process has died"

@@ -10,10 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bus.payloads.arena import PayloadReader
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import DATATYPES, Tensor
 from tests.support.models.torch_files import (
     config,
     export,
@@ -24,9 +20,13 @@ from tests.support.models.torch_files import (
     version,
     without_warnings,
 )
-from worker.backend_api.interface import Execution, InstanceDevice
-from worker.backends.pytorch.backend import PyTorchBackend
-from worker.backends.pytorch.programs import Format, find_artifact
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import DATATYPES, Tensor
+from weir.worker.backend_api.interface import Execution, InstanceDevice
+from weir.worker.backends.pytorch.backend import PyTorchBackend
+from weir.worker.backends.pytorch.programs import Format, find_artifact
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.fakes.cuda_device import execution, fake_cuda_runtime, numbers, run, values
 from tests.support.fakes.torch_cuda import FakeTorch
 from tests.support.models.torch_files import config, request, script, without_warnings
-from worker.backend_api.interface import InstanceDevice
-from worker.backends.pytorch.library import TorchOptions
-from worker.backends.pytorch.programs import ScriptProgram
-from worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
-from worker.cuda.device_instance import DeviceInstance
-from worker.execution.batch_tensors import NamedDatatype
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.interface import InstanceDevice
+from weir.worker.backends.pytorch.library import TorchOptions
+from weir.worker.backends.pytorch.programs import ScriptProgram
+from weir.worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
+from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

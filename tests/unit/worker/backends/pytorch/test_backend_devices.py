@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
 from tests.support.fakes.torch_cuda import FakeTorch, from_device, on_device
 from tests.support.models.torch_files import config, export, script, without_warnings
-from worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceDevice, ModelVersion, installed_version
-from worker.backends.pytorch import backend as pytorch_backend
-from worker.backends.pytorch import library as pytorch_library
-from worker.backends.pytorch.backend import PyTorchBackend
-from worker.backends.pytorch.library import TorchOptions
-from worker.backends.pytorch.programs import ExportedProgram, ScriptProgram
-from worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
-from worker.backends.pytorch.signature import Argument, Signature
-from worker.devices.gpus import WorkerDevices
-from worker.execution.batch_tensors import NamedDatatype
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
+from weir.worker.backend_api.interface import DeviceLost, DeviceTensor, InstanceDevice, ModelVersion, installed_version
+from weir.worker.backends.pytorch import backend as pytorch_backend
+from weir.worker.backends.pytorch import library as pytorch_library
+from weir.worker.backends.pytorch.backend import PyTorchBackend
+from weir.worker.backends.pytorch.library import TorchOptions
+from weir.worker.backends.pytorch.programs import ExportedProgram, ScriptProgram
+from weir.worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
+from weir.worker.backends.pytorch.signature import Argument, Signature
+from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 class Stream:
-    """The stream of an instance, as `worker.backend_api.interface.InstanceStream` has it."""
+    """The stream of an instance, as `weir.worker.backend_api.interface.InstanceStream` has it."""
 
     device_id = 3
     handle = 77
@@ -39,7 +39,7 @@ class Stream:
 
 
 class Program:
-    """A program of a test's own; see `worker.backends.pytorch.programs.Program`."""
+    """A program of a test's own; see `weir.worker.backends.pytorch.programs.Program`."""
 
     writes_inputs = keeps_state = False
 
@@ -153,7 +153,7 @@ def test_an_unloaded_model_returns_torch_s_memory_to_the_gpu(
 ) -> None:
     export(tmp_path, torch.nn.Identity(), (torch.ones(2, 4),))
     monkeypatch.setattr(pytorch_backend, "_torch_device", lambda torch, device: "cpu")
-    monkeypatch.setattr("worker.cuda.device_instance.DeviceInstance", lambda *_: None)
+    monkeypatch.setattr("weir.worker.cuda.device_instance.DeviceInstance", lambda *_: None)
     made = config(inputs="x:FP32:4", outputs="OUTPUT__0:FP32:4")
     loaded = PyTorchBackend().load(ModelVersion("m", 1, tmp_path, made))
     loaded._torch = fake  # type: ignore[attr-defined]

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.models.torch_files import config, export, script, without_warnings
-from worker.backend_api.interface import DeviceTensor
-from worker.backends.pytorch.library import TorchOptions
-from worker.backends.pytorch.programs import CompiledProgram, ExportedProgram, ScriptProgram
-from worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
-from worker.execution.batch_tensors import NamedDatatype
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.interface import DeviceTensor
+from weir.worker.backends.pytorch.library import TorchOptions
+from weir.worker.backends.pytorch.programs import CompiledProgram, ExportedProgram, ScriptProgram
+from weir.worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -24,7 +24,7 @@ DEVICE = "cuda:0"
 
 
 class Stream:
-    """A stream of torch's, seen as `worker.backend_api.interface.InstanceStream`."""
+    """A stream of torch's, seen as `weir.worker.backend_api.interface.InstanceStream`."""
 
     device_id = 0
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from repository.config_text import config_from_dict, config_to_json
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.models.torch_files import config, instance_of, request, run, version, without_warnings
-from worker.backend_api.interface import InstanceDevice
-from worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
-from worker.backends.pytorch.backend import PyTorchBackend
-from worker.backends.pytorch.programs import Format, find_artifact
+from weir.repository.config_text import config_from_dict, config_to_json
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.interface import InstanceDevice
+from weir.worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
+from weir.worker.backends.pytorch.backend import PyTorchBackend
+from weir.worker.backends.pytorch.programs import Format, find_artifact
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from tests.support.models.torch_files import config, script, version  # noqa: E402
-from worker.backends.pytorch.trial import TorchTrial  # noqa: E402
-from worker.backends.trial import BATCH, OTHER  # noqa: E402
+from weir.worker.backends.pytorch.trial import TorchTrial  # noqa: E402
+from weir.worker.backends.trial import BATCH, OTHER  # noqa: E402
 
 
 class Several(torch.nn.Module):

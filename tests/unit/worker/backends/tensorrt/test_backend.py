@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from schemas.config.model_config import ModelConfig
-from schemas.core.errors import ErrorCode, WeirError
 from tests.support.fakes import tensorrt_module as fake_tensorrt
 from tests.support.fakes.tensorrt_module import Memory, Stream, plan
-from worker.backend_api.config_support import check_supported
-from worker.backend_api.interface import DeviceTensor, InstanceDevice, ModelVersion
-from worker.backends.tensorrt import backend as backend_module
-from worker.backends.tensorrt.backend import NOT_INSTALLED, TensorRtBackend
-from worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
-from worker.devices.gpus import CPU_ONLY, NO_CUDA_BINDINGS, WorkerDevices
+from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.worker.backend_api.config_support import check_supported
+from weir.worker.backend_api.interface import DeviceTensor, InstanceDevice, ModelVersion
+from weir.worker.backends.tensorrt import backend as backend_module
+from weir.worker.backends.tensorrt.backend import NOT_INSTALLED, TensorRtBackend
+from weir.worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
+from weir.worker.devices.gpus import CPU_ONLY, NO_CUDA_BINDINGS, WorkerDevices
 
 LOGGER = SimpleNamespace(log=lambda severity, message: None)
 

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from repository.config_text import parse_config
-from schemas.core.errors import ErrorCode, WeirError
-from schemas.core.requests import InferRequest
-from schemas.core.tensors import Tensor
 from tests.support.fakes import tensorrt_module as fake_tensorrt
 from tests.support.fakes.cuda_device import execution, fake_cuda_runtime, run, values
 from tests.support.fakes.tensorrt_module import plan
-from worker.backend_api.interface import DeviceLost, Instance, InstanceDevice, ModelVersion
-from worker.backends.tensorrt import backend as tensorrt
-from worker.backends.tensorrt.backend import TensorRtBackend
-from worker.devices.gpus import Gpu, HostGpus
+from weir.repository.config_text import parse_config
+from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import DeviceLost, Instance, InstanceDevice, ModelVersion
+from weir.worker.backends.tensorrt import backend as tensorrt
+from weir.worker.backends.tensorrt.backend import TensorRtBackend
+from weir.worker.devices.gpus import Gpu, HostGpus
 
 CONFIG = """
 name: "net" backend: "tensorrt" max_batch_size: 8

@@ -1,0 +1,172 @@
+"""`AckedPublisher`: stores messages in streams, many at a time, and reports the result of each.
+
+Each publish is acknowledged on a subject of its own, so the next one need not wait. A message without an acknowledgement is
+published again after a reconnection, and after some seconds. So it may be stored twice, unless it has a `Nats-Msg-Id` or an
+expected sequence (`Nats-Expected-Last-Subject-Sequence`), with which JetStream rejects the second copy.
+Source: JetStream's publish acknowledgement (ADR-1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from itertools import count
+
+import msgspec
+import orjson
+
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.jetstream import WRONG_LAST_SEQUENCE
+from weir.runtime.containment import contained
+from weir.runtime.ticks import next_tick
+
+NO_ROOM = (10077,)
+"""Its codes for a stream that is full."""
+
+_is_plain_ack = re.compile(rb'\{"stream":"[^"\\]*", ?"seq":([0-9]{1,19})\}', re.ASCII).fullmatch
+
+_NOT_SENT = 1  # not a code of JetStream
+_RETRY_S = 0.1  # no stream responds: it is being created, or its server restarts
+_CHECK_INTERVAL_S = 1.0
+_ACK_TIMEOUT_S = 5.0
+_CLUSTER_ACK_TIMEOUT_S = 2.0  # the server that stored it may be lost with the acknowledgement
+
+
+class StoreAck(msgspec.Struct, frozen=True, gc=False):
+    """The result of a publish: the message's `sequence` in the stream, or an error (`error_code` is not 0)."""
+
+    sequence: int = 0
+    is_duplicate: bool = False
+    error_code: int = 0
+    description: str = ""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the message is in the stream, from this publish or from an earlier one."""
+        return not self.error_code
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether another message has the expected place."""
+        return self.error_code in WRONG_LAST_SEQUENCE
+
+    @property
+    def is_no_ack(self) -> bool:
+        """Whether the message could not be published, or the response is not an acknowledgement."""
+        return self.error_code == _NOT_SENT
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the stream is full."""
+        return self.error_code in NO_ROOM
+
+
+OnStored = Callable[[StoreAck], None]
+
+
+class _Unacked(msgspec.Struct, eq=False, gc=False):
+    subject: str
+    data: bytes
+    header_block: bytes
+    on_stored: OnStored
+    sent_s: float = 0.0
+
+
+class AckedPublisher:
+    """Publishes for one role, named `role_id`. Callers bound the number of messages in flight."""
+
+    def __init__(self, bus: Bus, role_id: str) -> None:
+        self._bus = bus
+        self._acks = subjects.stored(role_id)
+        self._numbers = count(1)
+        self._unacked: dict[int, _Unacked] = {}
+        self._losses = bus.losses
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Subscribes to acknowledgements. Call it after the start of those that recreate the streams."""
+        await self._bus.subscribe(f"{self._acks}.*", self._on_ack)
+        self._bus.on_reconnect(self._resend_all)
+        self._watcher = background.create_task(self._watch())
+
+    def stop(self) -> None:
+        """Publishes no message again from now on."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def __len__(self) -> int:
+        """The number of messages without an acknowledgement."""
+        return len(self._unacked)
+
+    def publish(self, subject: str, data: bytes, header_block: bytes, on_stored: OnStored) -> None:
+        """Stores a message; `on_stored` is called in the event loop with the result."""
+        number = next(self._numbers)
+        unacked = _Unacked(subject, data, header_block, on_stored)
+        self._unacked[number] = unacked
+        self._send(number, unacked)
+
+    async def store(self, subject: str, data: bytes, header_block: bytes = b"") -> StoreAck:
+        """Stores a message and returns the result."""
+        done: asyncio.Future[StoreAck] = asyncio.get_running_loop().create_future()
+        self.publish(subject, data, header_block, lambda ack: None if done.done() else done.set_result(ack))
+        return await done
+
+    @contained(on_error="_reject")
+    def _send(self, number: int, unacked: _Unacked) -> None:
+        unacked.sent_s = time.monotonic()
+        if self._bus.is_connected and self._losses == self._bus.losses:  # else it is sent after the reconnection
+            self._bus.publish(unacked.subject, unacked.data, f"{self._acks}.{number}", unacked.header_block)
+
+    def _reject(self, error: Exception, number: int, unacked: _Unacked) -> None:
+        """Reports a message that can't be published at all."""
+        if self._unacked.pop(number, None) is not None:
+            unacked.on_stored(StoreAck(error_code=_NOT_SENT, description=f"it can't be published: {error}"))
+
+    def _on_ack(self, message: Message) -> None:
+        number = int(message.subject.rpartition(".")[2])
+        unacked = self._unacked.get(number)
+        if unacked is None:
+            return
+        if message.status:
+            asyncio.get_running_loop().call_later(_RETRY_S, self._again, number)
+            return
+        del self._unacked[number]
+        unacked.on_stored(read_ack(message.data))
+
+    def _again(self, number: int) -> None:
+        unacked = self._unacked.get(number)
+        if unacked is not None:
+            self._send(number, unacked)
+
+    async def _resend_all(self) -> None:
+        if self._bus.is_connected:
+            self._losses = self._bus.losses
+        for number, unacked in list(self._unacked.items()):
+            self._send(number, unacked)
+
+    async def _watch(self) -> None:
+        while True:
+            await next_tick(_CHECK_INTERVAL_S)
+            late_s = time.monotonic() - (_CLUSTER_ACK_TIMEOUT_S if self._bus.is_clustered else _ACK_TIMEOUT_S)
+            for number, unacked in list(self._unacked.items()):
+                if unacked.sent_s > late_s:
+                    break  # in order, except messages that were sent again
+                self._send(number, unacked)
+
+
+def read_ack(data: bytes) -> StoreAck:
+    """The acknowledgement in a response of JetStream; `is_no_ack` for another response."""
+    plain = _is_plain_ack(data)
+    if plain is not None:
+        return StoreAck(int(plain[1]))
+    try:
+        response = orjson.loads(data)
+        error = response.get("error")
+        if error is not None:
+            return StoreAck(0, False, int(error.get("err_code", 0)) or int(error["code"]), str(error["description"]))
+        return StoreAck(int(response["seq"]), bool(response.get("duplicate", False)))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return StoreAck(error_code=_NOT_SENT, description="not an acknowledgement")

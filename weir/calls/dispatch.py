@@ -1,0 +1,653 @@
+"""`RequestDispatcher`: sends requests to the queues of models and returns their responses, for frontends and for models.
+
+A request is resolved, normalised and published (`weir.calls.outbox`). The caller keeps it until its last response: when the
+broker returns without its memory stream, the caller sends all pending requests again. `on_response` is called with the
+end of a request at most once, and exactly once for a request that is not cancelled. Only decoupled models send several
+responses.
+
+One message carries the responses of a whole batch. A failure while one of them is decoded, completed or delivered ends
+that request with an internal error (`weir.runtime.containment`), and no other. An `on_response` that raises is called once
+more, with that error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from weir.bus.links.link import LinkEnd
+from weir.bus.naming import subjects
+from weir.bus.naming.durable_subjects import lost_attempts
+from weir.bus.naming.identity import host
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.payloads.arena import Slot
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.calls.cache.response_cache import CacheLookup, ResponseCache
+from weir.calls.catalog import Catalog, ServedModel
+from weir.calls.in_flight import DirectExecutor, InFlight, OnResponse, PendingRequest, ResponseSequence, SequenceCheck
+from weir.calls.outbox import LiveStreamWatch, Outbox
+from weir.calls.payload_store import (
+    Freeable,
+    PayloadStore,
+    RegionRegistry,
+    SharedSlot,
+    free_all,
+    host_of_payloads,
+    is_large,
+)
+from weir.calls.queues import BackpressureCache, Destination, PartitionedQueue, queue_of_sequence
+from weir.calls.request_templates import RequestTemplate
+from weir.calls.responses.delivery import UNEXPECTED, ResponseDispatcher
+from weir.calls.responses.outputs import RemoteOutputFetcher, ResponsePayloads
+from weir.calls.tracing import Sampling, Tracing
+from weir.calls.traffic.counters import ArmKey
+from weir.calls.traffic.shadow import ResponsePair
+from weir.calls.traffic.split import SHADOW, TrafficSplit
+from weir.runtime.containment import contained
+from weir.runtime.log_limiter import LogLimiter
+from weir.runtime.ticks import next_tick
+from weir.schemas.core.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
+from weir.schemas.core.request_limits import is_cancelled_error
+from weir.schemas.core.requests import InferRequest, InferResponse, Lane
+from weir.schemas.wire.codec import MalformedMessage
+from weir.schemas.wire.messages import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
+from weir.schemas.wire.request_body import pack_body
+from weir.telemetry.tracing.trace import Trace
+
+logger = logging.getLogger("weir.calls")
+
+_limited = LogLimiter(logger)
+
+BROKER_TIMEOUT_S = 30.0
+"""How long pending requests wait for a broker that is not connected before they fail."""
+
+MAX_COPIES = 64
+"""Copies of requests for shadow traffic that a caller has in flight; without room, no copy is made."""
+
+MAX_COPIED_BYTES = 64 << 20
+"""Their packed bodies together."""
+
+MAX_RERUNS = 3
+"""How often a request runs again after its content, or that of its response, was lost between two hosts."""
+
+_LOST_STREAM = "the rest of the response was lost; the request may be sent again"
+
+_LOST_PAYLOAD = "content was lost between two hosts; the request may be sent again"
+
+_UNDECODABLE = "the response of the worker could not be decoded"
+
+_MESSAGE_OVERHEAD_BYTES = 4096  # for the envelope and the subject beside a body
+_RERUN_WAIT_S = 0.05
+_DRAIN_POLL_S = 0.02
+_CHECK_INTERVAL_S = 1.0
+
+
+def _count(  # noqa: PLR0913 - bound once for a request: an object for its arguments would cost as much
+    split: TrafficSplit,
+    request: InferRequest,
+    arm: str,
+    began_ns: int,
+    on_response: OnResponse,
+    outcome: InferResponse | WeirError | None,
+    is_final: bool,
+) -> None:
+    """Passes a response of a model with a traffic rule on, and counts the request when it ends."""
+    on_response(outcome, is_final)
+    if is_final:
+        version = outcome.model_version if isinstance(outcome, InferResponse) else request.model_version
+        duration_us = (time.monotonic_ns() - began_ns) // 1000
+        key = ArmKey(split.model, int(version or 0), arm)
+        split.counters.count(key, isinstance(outcome, WeirError), duration_us)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchOptions:
+    """The optional parts of a `RequestDispatcher`.
+
+    Without `regions`, requests cannot use shared memory of clients. Without a `cache`, every request is run. With
+    `keeps_references`, large outputs stay references until `release`. A `fetcher` fetches outputs from other hosts.
+    `direct` may run requests in this process.
+    """
+
+    regions: RegionRegistry | None = None
+    tracing: Tracing | None = None
+    cache: ResponseCache | None = None
+    fetcher: PayloadFetcher | None = None
+    keeps_references: bool = False
+    direct: DirectExecutor | None = None
+
+
+class _Attachments(NamedTuple):
+    """What few requests have beside their body: memory they hold, a trace, a cache lookup, the host of their payloads."""
+
+    slots: Sequence[Freeable] = ()
+    trace: Trace | None = None
+    lookup: CacheLookup | None = None
+    payload_host: str = ""
+
+
+_NO_ATTACHMENTS = _Attachments()
+
+
+class RequestDispatcher:
+    """Submits the requests of one caller, a gateway or a worker (`caller_id`). Everything runs in one event loop."""
+
+    def __init__(
+        self, bus: Bus, caller_id: str, catalog: Catalog, payloads: PayloadStore, options: DispatchOptions | None = None
+    ) -> None:
+        options = options or DispatchOptions()
+        self.tracing = options.tracing or Tracing()
+        self._cache = options.cache
+        self._bus = bus
+        self._id = caller_id
+        self._catalog = catalog
+        self._payloads = payloads
+        self._regions = options.regions
+        self._keys = count(1)
+        self._in_flight = InFlight()
+        self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self._fail)
+        self.counters = self._outbox.counters
+        self.backpressure = BackpressureCache()
+        self._streams = LiveStreamWatch(bus, self._in_flight)
+        self._keeps_references = options.keeps_references
+        self._outputs = ResponsePayloads(self._outbox.release_slot, options.keeps_references)
+        self.release = self._outputs.release
+        self._remote = RemoteOutputFetcher(options.fetcher, self._complete_fetched, self._lost, self._outputs)
+        self._delivery = ResponseDispatcher(self.tracing, self._in_flight, self._remove, self._outputs.discard)
+        self._direct = options.direct
+        if self._direct is not None:
+            self._direct.attach(self._in_flight.find, self._on_response_data, self._requeue)
+        self._watch: asyncio.Task[None] | None = None
+        self._disconnected_s: float | None = None
+        self._copies = 0  # of requests, for shadow traffic, that have no response yet
+        self._copied_bytes = 0
+        self.duplicate_responses = 0
+        self._malformed_messages = 0
+
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Subscribes to responses, and watches the broker in a task of `background`.
+
+        Raises NatsError, OSError or TimeoutError if the broker disconnects meanwhile; then it may be called again.
+        """
+        await self._streams.start()
+        await self._bus.subscribe_with_links(subjects.reply(self._id), self._on_responses)
+        self._bus.links.on_lost(self._on_link_lost)
+        await self._outbox.start()
+        self._bus.on_reconnect(self._resend_all)
+        self._watch = background.create_task(self._watch_broker())
+
+    async def on_lost_attempts(self, listener: Callable[[list[int], str], None]) -> None:
+        """Calls `listener` with the keys of durable requests whose attempt was lost, and why.
+
+        The call may come after the request has ended, or not at all: it is for the record only.
+        """
+
+        def on_message(message: Message) -> None:
+            try:
+                lost = LostAttempts.unpack(message.data)
+            except MalformedMessage as error:
+                self._malformed_messages += 1
+                _limited.warning(
+                    "malformed lost attempts", "dropped a malformed message about lost attempts: %s", error
+                )
+                return
+            listener(lost.keys, lost.reason)
+
+        await self._bus.subscribe(lost_attempts(self._id), on_message)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Waits for pending requests, then ends the remaining ones with UNAVAILABLE."""
+        deadline = time.monotonic() + timeout_s
+        while self._in_flight and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self._watch is not None:
+            self._watch.cancel()
+        for pending in self._in_flight:
+            if pending.is_queued:
+                self._outbox.cancel(pending.queue, pending.key)
+        self._fail(self._in_flight.keys(), overloaded("the server is stopping", reason=Reason.STOPPING))
+        self._outbox.flush()
+
+    @property
+    def in_flight(self) -> int:
+        """Pending requests."""
+        return len(self._in_flight)
+
+    @property
+    def rejected(self) -> dict[str, int]:
+        """Requests rejected because of too much load, by the bound that they exceeded."""
+        return {
+            "in_flight": self._in_flight.rejected,
+            "stream": self._outbox.rejected,
+            "wait": self.backpressure.rejected,
+        }
+
+    @property
+    def malformed_messages(self) -> int:
+        """Messages that could not be decoded."""
+        return self._malformed_messages + (0 if self._cache is None else self._cache.malformed_messages)
+
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse,
+        body_slot: Slot | None = None,
+        sampling: Sampling | None = None,
+    ) -> PendingRequest:
+        """Publishes the request; `on_response` is called later, from the event loop, with each response.
+
+        `body_slot` is the payload slot that holds the request's tensors, if any; it belongs to the request from now on.
+        `sampling` is the result of `tracing.samples`, if the frontend has called it. Raises WeirError for a request
+        that is rejected here: then nothing was sent, and `body_slot` still belongs to the caller.
+        """
+        model = self._catalog.resolve(request.model_name, request.model_version)
+        self._in_flight.check_room()
+        if model.split is not None:
+            model.normalizer.normalize(request)
+            request, on_response = self._route(model.split, request, on_response)
+        if self.backpressure.active and not self.caches(model):
+            self.backpressure.check(time.monotonic(), model.queue, request)
+        if model.split is None:
+            model.normalizer.normalize(request)
+        trace = self.tracing.start(request, model.name, sampling)
+        lookup = self._cache.look_up(model, request) if model.caches and self._cache is not None else None
+        if lookup is not None and lookup.response is not None:
+            if body_slot is not None:
+                body_slot.free()
+            attachments = _Attachments((), trace, lookup)
+            return self._accept(model, request, b"", on_response, request.deadline_ms, attachments)
+        slots = self._hold_slots(model, request, body_slot)
+        try:
+            body = pack_body(request)
+            self._check_size(model, request, len(body))
+        except Exception:
+            free_all(slot for slot in slots if slot is not body_slot)
+            raise
+        if body_slot is not None and body_slot not in slots:
+            body_slot.free()
+        payload_host = host_of_payloads(request.inputs) if slots else ""
+        attachments = _Attachments(slots, trace, lookup, payload_host)
+        accept = self._accept if model.split is None else self._accept_split
+        return accept(model, request, body, on_response, request.deadline_ms, attachments)
+
+    def _check_size(self, model: ServedModel, request: InferRequest, size_bytes: int) -> None:
+        """Raises WeirError for a body that no message takes: UNAVAILABLE where only shared memory is short for it now."""
+        limit_bytes = self._bus.max_payload_bytes - _MESSAGE_OVERHEAD_BYTES
+        if size_bytes <= limit_bytes:
+            return
+        if size_bytes - self._payloads.bytes_without_room(model.name, request.inputs) <= limit_bytes:
+            raise overloaded("the shared memory for large tensors is full; try again later")
+        raise invalid(
+            f"the request of {size_bytes} bytes is larger than the {self._bus.max_payload_bytes} bytes that can "
+            "be sent to a worker"
+        )
+
+    def _hold_slots(self, model: ServedModel, request: InferRequest, body_slot: Slot | None) -> list[Freeable]:
+        """Places large tensors in payload slots and holds clients' regions. Returns what to free when the request ends."""
+        slots: list[Freeable] = []
+        if request.regions:
+            if self._regions is None:
+                raise invalid("shared memory regions can't be used here")
+            slots.append(self._regions.hold(model.name, request.regions))
+        if body_slot is not None or is_large(request):
+            try:
+                slots += self._payloads.place(model.name, request.inputs, body_slot)
+            except Exception:
+                free_all(slots)
+                raise
+        return slots
+
+    def caches(self, model: ServedModel) -> bool:
+        """Whether responses of the model may come from a cache, so that its requests cannot use templates."""
+        return model.caches and self._cache is not None
+
+    def submit_template(  # noqa: PLR0913 - as `_accept`
+        self,
+        model: ServedModel,
+        template: RequestTemplate,
+        body: bytes,
+        on_response: OnResponse,
+        deadline_ms: int = 0,
+        body_slot: Slot | None = None,
+        traffic_key: str = "",
+    ) -> PendingRequest:
+        """As `submit`, for a request of a template: `body` is packed, and small enough for a message.
+
+        `deadline_ms` and `traffic_key` are the request's own, since requests share the template. `body` refers to content
+        in `body_slot`.
+        """
+        request = template.request
+        self._in_flight.check_room()
+        if model.split is not None:
+            request, on_response = self._route(model.split, request, on_response, traffic_key)
+        if self.backpressure.active:
+            self.backpressure.check(time.monotonic(), model.queue, request)
+        attachments = _NO_ATTACHMENTS if body_slot is None else _Attachments((body_slot,), payload_host=host())
+        accept = self._accept if model.split is None else self._accept_split
+        return accept(model, request, body, on_response, deadline_ms, attachments)
+
+    def _accept_split(  # noqa: PLR0913 - as `_accept`
+        self,
+        model: ServedModel,
+        request: InferRequest,
+        body: bytes,
+        on_response: OnResponse,
+        deadline_ms: int,
+        attachments: _Attachments,
+    ) -> PendingRequest:
+        """As `_accept`, for a model with a traffic rule, which may ask for a copy of the request."""
+        split = model.split
+        assert split is not None  # noqa: S101 - the caller has looked
+        version = self._shadow_version(split, request, len(body)) if attachments.lookup is None else 0
+        if version:
+            attachments = attachments._replace(slots=[SharedSlot(slot, 2) for slot in attachments.slots])
+        pair = None
+        if version and split.compares:
+            pair = split.counters.shadow.pair(split.model, version, request.id, body)
+            on_response = partial(pair.on_live, on_response)
+        pending = self._accept(model, request, body, on_response, deadline_ms, attachments)
+        if version:
+            self._copy(pending, version, split, pair)
+        return pending
+
+    def _shadow_version(self, split: TrafficSplit, request: InferRequest, size_bytes: int) -> int:
+        """The version that is to run a copy of the request, if there is room for one; else 0."""
+        version = split.shadow_of(request)
+        has_room = self._copies < MAX_COPIES and self._copied_bytes + size_bytes <= MAX_COPIED_BYTES
+        return version if has_room else 0
+
+    @contained()
+    def _copy(self, pending: PendingRequest, version: int, split: TrafficSplit, pair: ResponsePair | None) -> None:
+        """Has a copy of a submitted request run on `version` in the batch lane; its response goes to `pair` alone.
+
+        The copy refers to the same body. It leaves after the request, in a frame of its own.
+        """
+        key, request = next(self._keys), copy(pending.request)
+        request.model_version, request.lane, request.priority = str(version), Lane.BATCH, 0
+        envelope = pending.envelope._replace(
+            key=key, version=version, priority=0, timeout_us=0, deadline_ms=0, traceparent="", lane=Lane.BATCH
+        )
+        size_bytes = len(envelope.body)
+        self._copies += 1
+        self._copied_bytes += size_bytes
+        ended: OnResponse = partial(self._copy_ended, size_bytes)
+        if pair is not None:
+            ended = partial(pair.on_copy, ended)
+        on_response = partial(_count, split, request, SHADOW, time.monotonic_ns(), ended)
+        copied = PendingRequest(
+            key, pending.model, request, envelope, on_response, pending.slots, None, pending.queue, is_copy=True
+        )
+        self._in_flight.add(copied)
+        asyncio.get_running_loop().call_soon(self._send_copy, copied)
+
+    @contained()
+    def _send_copy(self, copied: PendingRequest) -> None:
+        if self._in_flight.find(copied.key) is copied:
+            self._outbox.add(copied.queue, copied.envelope)
+
+    def _copy_ended(self, size_bytes: int, _outcome: InferResponse | WeirError | None, is_final: bool) -> None:
+        if is_final:
+            self._copies -= 1
+            self._copied_bytes -= size_bytes
+
+    def _route(
+        self, split: TrafficSplit, request: InferRequest, on_response: OnResponse, traffic_key: str = ""
+    ) -> tuple[InferRequest, OnResponse]:
+        """The request with its version, and the `on_response` that also counts what becomes of it.
+
+        The caller's request stays without a version: it may become a template.
+        """
+        request = copy(request)
+        if traffic_key:
+            request.traffic_key = traffic_key
+        arm = split.route(request)
+        return request, partial(_count, split, request, arm, time.monotonic_ns(), on_response)
+
+    def _accept(  # noqa: PLR0913 - runs for every request: an object for its arguments would cost as much
+        self,
+        model: ServedModel,
+        request: InferRequest,
+        body: bytes,
+        on_response: OnResponse,
+        deadline_ms: int,
+        attachments: _Attachments = _NO_ATTACHMENTS,
+    ) -> PendingRequest:
+        key = next(self._keys)
+        envelope = RequestEnvelope(
+            key,
+            int(request.model_version) if request.model_version else -1,
+            request.batch_size,
+            request.shape_key,
+            request.priority,
+            request.timeout_us,
+            deadline_ms,
+            request.correlation_id,
+            request.sequence_flags,
+            request.traceparent,
+            body,
+            request.lane,
+            attachments.payload_host,
+        )
+        queue: Destination = model.queue
+        if type(queue) is PartitionedQueue and request.correlation_id:
+            queue = queue_of_sequence(queue, request.correlation_id)
+        slots, trace, lookup, _ = attachments
+        pending = PendingRequest(key, model, request, envelope, on_response, slots, trace, queue)
+        if model.preserves_ordering:
+            self._delivery.enqueue_ordered(pending)
+        self._in_flight.add(pending)
+        if trace is not None:
+            self._outbox.has_traced = True
+        if lookup is not None:
+            self._look_up(pending, lookup)
+        elif self._direct is not None:
+            self._queue(pending)
+        else:
+            self._outbox.add(queue, envelope)
+        return pending
+
+    def _look_up(self, pending: PendingRequest, lookup: CacheLookup) -> None:
+        pending.lookup = lookup
+        pending.is_queued = False
+        if lookup.response is not None:
+            asyncio.get_running_loop().call_soon(self._on_cache, pending)
+        elif self._cache is not None and self._cache.is_shared:
+            self._cache.fetch(lookup, partial(self._on_cache, pending))
+        else:
+            self._queue(pending)
+
+    @contained(on_error="_cache_failed")
+    def _on_cache(self, pending: PendingRequest) -> None:
+        """Delivers the cached response, or queues the request if there is none."""
+        if self._in_flight.find(pending.key) is None or self._cache is None or pending.lookup is None:
+            return  # it was cancelled
+        response = self._cache.hit(pending.lookup, pending.request.id)
+        if response is None:
+            self._queue(pending)
+            return
+        self._in_flight.remove(pending.key)
+        pending.free_slots()
+        self.counters.changed(len(self._in_flight))
+        self._delivery.deliver(pending, response, True)
+
+    def _cache_failed(self, _error: Exception, pending: PendingRequest) -> None:
+        self._end(pending, internal(UNEXPECTED))
+
+    def _queue(self, pending: PendingRequest) -> None:
+        if self._direct is not None and self._direct.take(pending):
+            pending.is_queued = False
+            return
+        pending.is_queued = True
+        self._outbox.add(pending.queue, pending.envelope)
+
+    def _requeue(self, pending: PendingRequest) -> None:
+        """Sends a pending request to its queue that `direct` has not run."""
+        if self._in_flight.find(pending.key) is pending:
+            pending.is_queued = True
+            self._outbox.add(pending.queue, pending.envelope)
+
+    def _withdraw(self, pending: PendingRequest) -> None:
+        """Reports an ended request to where it may run."""
+        if pending.is_queued:
+            self._outbox.cancel(pending.queue, pending.key)
+        elif self._direct is not None:
+            self._direct.cancel(pending)
+
+    def cancel(self, pending: PendingRequest) -> None:
+        """Cancels a request: `on_response` is not called again, and the request leaves its queue if it has not run."""
+        pending.has_ended = True
+        was_pending = self._remove(pending)
+        was_ordered = pending.order_key is not None and self._delivery.remove_ordered(pending)
+        if pending.trace is not None and (was_pending or was_ordered):
+            self.tracing.cancel(pending.trace, pending.key)
+            pending.trace = None
+
+    def _remove(self, pending: PendingRequest) -> bool:
+        """Ends a request without a response; False when it had its last response before."""
+        if self._in_flight.remove(pending.key) is None:
+            return False
+        pending.free_slots()
+        self._withdraw(pending)
+        return True
+
+    def _on_responses(self, message: Message) -> None:
+        self._on_response_data(message.data)
+
+    def _on_response_data(self, data: bytes) -> None:
+        try:
+            version, responses = unpack_responses(data, self._on_malformed_response)
+        except MalformedMessage as error:
+            self._on_malformed_response(None, error)
+            return
+        for response in responses:
+            pending = self._in_flight.find(response.key)
+            if pending is None:
+                self.duplicate_responses += response.is_final
+                self._outputs.discard(response)
+            else:
+                self._on_response(pending, version, response)
+        self.counters.changed(len(self._in_flight))
+
+    def _on_malformed_response(self, key: int | None, error: MalformedMessage) -> None:
+        """Ends the request of a response that cannot be decoded, if its key can be."""
+        self._malformed_messages += 1
+        _limited.warning("malformed response", "dropped a malformed response: %s", error)
+        pending = None if key is None else self._in_flight.find(key)
+        if pending is not None:
+            self._end(pending, internal(_UNDECODABLE), is_running=True)
+
+    @contained(on_error="_response_failed")
+    def _on_response(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
+        if response.run and not self._is_next(pending, response):
+            return
+        passes_references = self._keeps_references and not pending.reads_content
+        if not self._remote.holds(pending, version, response, passes_references):
+            self._complete(pending, version, response)
+
+    @contained(on_error="_response_failed")
+    def _complete_fetched(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
+        """Completes a response whose remote outputs have been fetched."""
+        self._complete(pending, version, response)
+
+    def _response_failed(self, _error: Exception, pending: PendingRequest, *arguments: int | ResponseEnvelope) -> None:
+        response = arguments[-1]
+        assert isinstance(response, ResponseEnvelope)  # noqa: S101 - it is the last argument of each contained method
+        self._end(pending, internal(UNEXPECTED), is_running=not response.is_final)
+
+    @contained()
+    def _end(self, pending: PendingRequest, error: WeirError, is_running: bool = False) -> None:
+        """Ends a request with `error`, unless it has ended. One that may be running is cancelled at its worker."""
+        if self._in_flight.remove(pending.key) is None and pending.has_ended:
+            return
+        pending.free_slots()
+        if is_running:
+            self._withdraw(pending)
+        self._delivery.deliver(pending, error, True)
+
+    def _complete(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
+        """Delivers a response that is here with all of its outputs."""
+        if self._in_flight.find(pending.key) is not pending:
+            self._outputs.discard(response)  # the request was cancelled while its outputs were fetched
+            return
+        error = response.error
+        if error is not None and error.backoff_us and not pending.is_copy:
+            self.backpressure.note(time.monotonic(), pending.queue, pending.request, error)
+        if error is not None and is_cancelled_error(error) and not self._keeps_references:
+            # The request is not cancelled: its worker could not read content that lies here.
+            self._lost(pending, response)
+            return
+        if response.is_final:
+            self._in_flight.remove(pending.key)
+        outcome = self._outputs.outcome(pending, version, response)
+        if pending.lookup is not None and isinstance(outcome, InferResponse) and self._cache is not None:
+            self._cache.store(pending.lookup, version, outcome, self._outputs.copy_of)
+        if pending.slots and response.is_final:
+            pending.free_slots()
+        self._delivery.deliver(pending, outcome, response.is_final, response.timestamps)
+
+    @contained(on_error="_response_failed")
+    def _lost(self, pending: PendingRequest, response: ResponseEnvelope) -> None:
+        """Runs a request again whose content, or response, was lost between two hosts; or ends it."""
+        if self._in_flight.find(pending.key) is not pending:
+            return
+        envelope = pending.envelope
+        may_run_again = not (response.run or envelope.correlation_id or envelope.sequence_flags)
+        if may_run_again and pending.reruns < MAX_RERUNS:
+            pending.reruns += 1
+            # Its scheduler must receive the end of the last run before the request comes again.
+            asyncio.get_running_loop().call_later(_RERUN_WAIT_S, self._outbox.resend, [pending.key])
+            return
+        self._end(pending, unavailable(_LOST_PAYLOAD), is_running=not response.is_final)
+
+    def _is_next(self, pending: PendingRequest, response: ResponseEnvelope) -> bool:
+        """Whether this is the next response of its run; ends the request if that one is lost."""
+        if pending.sequence is None:
+            pending.sequence = ResponseSequence(response.run)
+        check = pending.sequence.check(response)
+        if check is SequenceCheck.NEXT:
+            return True
+        self._outputs.discard(response)
+        if check is SequenceCheck.BROKEN:
+            self._end(pending, unavailable(_LOST_STREAM), is_running=not response.is_final)
+        return False
+
+    def _fail(self, keys: Iterable[int], error: WeirError) -> None:
+        for key in keys:
+            pending = self._in_flight.find(key)
+            if pending is not None:
+                self._end(pending, error)
+
+    async def _resend_all(self) -> None:
+        """Sends all pending requests again after a reconnection, since the broker may have lost its memory."""
+        await self._streams.ensure()
+        self._outbox.resend_all()
+
+    def _on_link_lost(self, _worker: str, end: LinkEnd) -> None:
+        """Sends all pending requests again where responses were not read: their schedulers recognise those that run."""
+        if end is LinkEnd.BROKEN_OFF:
+            self._outbox.resend(self._in_flight.keys())
+
+    async def _watch_broker(self) -> None:
+        while True:
+            await next_tick(_CHECK_INTERVAL_S)
+            await self._check_broker(time.monotonic())
+
+    @contained()
+    async def _check_broker(self, now_s: float) -> None:
+        if self._bus.is_connected:
+            self._disconnected_s = None
+            self._outbox.check()
+            self._outbox.report_rejections(self.backpressure.take_rejections())
+            await self._streams.check()
+        elif self._disconnected_s is None:
+            self._disconnected_s = now_s
+        elif now_s - self._disconnected_s > BROKER_TIMEOUT_S:
+            error = overloaded("the message broker is not available", reason=Reason.BROKER_AWAY)
+            self._fail(self._in_flight.keys(), error)

@@ -1,0 +1,184 @@
+"""The outputs of responses that lie in workers' memory.
+
+`ResponsePayloads` copies outputs of workers on this host and releases their slots. `RemoteOutputFetcher` holds responses
+whose outputs lie on other hosts until those have been fetched.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from weir.bus.naming.identity import lies_elsewhere, owner_of
+from weir.bus.payloads.arena import PayloadReader, StalePayload
+from weir.bus.payloads.fetch_plan import Loss, Outcome
+from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.calls.in_flight import PendingRequest
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.requests import InferResponse
+from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.messages import ResponseEnvelope
+
+MAX_FETCHING_RESPONSES = 10_000
+"""Responses that wait for their outputs; a further one counts as lost."""
+
+
+class _FetchingResponse:
+    """A response with the number of its outputs that are still being fetched."""
+
+    __slots__ = ("fetches", "is_lost", "pending", "response", "version")
+
+    def __init__(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
+        self.pending = pending
+        self.version = version
+        self.response = response
+        self.fetches = 0
+        self.is_lost = False
+
+
+class RemoteOutputFetcher:
+    """Holds responses until their outputs have been fetched from other hosts.
+
+    Later responses to the same request wait behind them. `complete(pending, version, response)` is called with each
+    response whose outputs are here, `lost(pending, response)` with each whose outputs are lost with their worker;
+    `release` is called with the slot of each fetched output, `discard` with each response that is dropped. Without a
+    `fetcher`, all remote outputs are lost.
+    """
+
+    def __init__(
+        self,
+        fetcher: PayloadFetcher | None,
+        complete: Callable[[PendingRequest, int, ResponseEnvelope], None],
+        lost: Callable[[PendingRequest, ResponseEnvelope], None],
+        payloads: ResponsePayloads,
+    ) -> None:
+        self._fetcher = fetcher
+        self._complete = complete
+        self._lost = lost
+        self._payloads = payloads
+        self._by_key: dict[int, deque[_FetchingResponse]] = {}
+        self._fetching = 0
+
+    def holds(self, pending: PendingRequest, version: int, response: ResponseEnvelope, passes_references: bool) -> bool:
+        """Whether the response is held and completed later. A caller that `passes_references` needs no output fetched."""
+        responses = self._by_key.get(pending.key) if self._by_key else None
+        if responses is None:
+            if passes_references or not any(map(_is_remote, response.outputs or ())):
+                return False
+            responses = self._by_key[pending.key] = deque()
+        elif not response.run:
+            self._payloads.discard(response)  # the request has run twice, and the first response is being fetched
+            return True
+        fetching = _FetchingResponse(pending, version, response)
+        responses.append(fetching)
+        self._fetching += 1
+        fetching.is_lost = self._fetching > MAX_FETCHING_RESPONSES or self._fetcher is None
+        if self._fetcher is not None and not fetching.is_lost and not passes_references:
+            for tensor in response.outputs or ():
+                if _is_remote(tensor) and isinstance(tensor.data, PayloadRef):
+                    fetching.fetches += 1
+                    self._fetch(self._fetcher, fetching, tensor, tensor.data)
+        self._complete_fetched(pending.key)
+        return True
+
+    @contained(on_error="_fetch_failed")
+    def _fetch(self, fetcher: PayloadFetcher, fetching: _FetchingResponse, tensor: Tensor, ref: PayloadRef) -> None:
+        fetcher.fetch(ref, partial(self._on_fetched, fetching, tensor, ref))
+
+    def _fetch_failed(
+        self,
+        _error: Exception,
+        _fetcher: PayloadFetcher,
+        fetching: _FetchingResponse,
+        _tensor: Tensor,
+        _ref: PayloadRef,
+    ) -> None:
+        fetching.fetches -= 1
+        fetching.is_lost = True
+
+    @contained(on_error="_on_fetched_failed")
+    def _on_fetched(self, fetching: _FetchingResponse, tensor: Tensor, ref: PayloadRef, outcome: Outcome) -> None:
+        fetching.fetches -= 1
+        if isinstance(outcome, Loss):
+            fetching.is_lost = True
+        else:
+            tensor.data = outcome
+            self._payloads.release(ref)
+        self._complete_fetched(fetching.pending.key)
+
+    def _on_fetched_failed(self, _error: Exception, fetching: _FetchingResponse, *_: object) -> None:
+        fetching.is_lost = True
+        self._complete_fetched(fetching.pending.key)
+
+    def _complete_fetched(self, key: int) -> None:
+        responses = self._by_key.get(key)
+        while responses and not responses[0].fetches:
+            fetching = responses.popleft()
+            self._fetching -= 1
+            if not responses:
+                self._by_key.pop(key, None)
+            if fetching.is_lost:
+                self._payloads.discard(fetching.response)
+                self._lost(fetching.pending, fetching.response)
+            else:
+                self._complete(fetching.pending, fetching.version, fetching.response)
+
+
+def _is_remote(tensor: Tensor) -> bool:
+    return isinstance(tensor.data, PayloadRef) and lies_elsewhere(tensor.data.segment)
+
+
+class ResponsePayloads:
+    """Copies outputs from workers' memory. `release_slot(owner, slot)` is called with each slot that was read.
+
+    With `keeps_references`, outputs stay references, and the receiver of the response calls `release` for each.
+    """
+
+    def __init__(
+        self, release_slot: Callable[[str, tuple[str, int, int]], None], keeps_references: bool = False
+    ) -> None:
+        self._keeps_references = keeps_references
+        self._reader = PayloadReader()
+        self._release_slot = release_slot
+
+    def outcome(
+        self, pending: PendingRequest, version: int, response: ResponseEnvelope
+    ) -> InferResponse | WeirError | None:
+        """The outcome for the caller of `pending`: a response, an error, or None where the responses end without one."""
+        if response.error is not None or response.outputs is None:
+            return response.error
+        try:
+            for tensor in () if self._keeps_references else response.outputs:
+                if isinstance(tensor.data, PayloadRef):
+                    self._copy(tensor, tensor.data)
+        except (StalePayload, ValueError):
+            return internal("the response was lost before it could be read")
+        model, id = pending.model.name, pending.request.id
+        return InferResponse(model, str(version), id, response.outputs, response.parameters)
+
+    @contained()
+    def discard(self, response: ResponseEnvelope | InferResponse) -> None:
+        """Releases the payload slots of a response that is dropped."""
+        for tensor in response.outputs or ():
+            if isinstance(tensor.data, PayloadRef):
+                self.release(tensor.data)
+
+    def _copy(self, tensor: Tensor, ref: PayloadRef) -> None:
+        """Copies an output out of the worker's memory and releases its slot."""
+        tensor.data = self.copy_of(ref)
+        self.release(ref)
+
+    def copy_of(self, ref: PayloadRef) -> bytes:
+        """The bytes behind a reference. Raises StalePayload, and ValueError for an invalid reference."""
+        content = bytes(self._reader.view(ref))
+        if not self._reader.is_current(ref):
+            raise StalePayload("the slot was allocated to another payload during the copy")
+        return content
+
+    def release(self, ref: PayloadRef) -> None:
+        """Releases the slot of `ref` to the worker that owns it."""
+        owner = owner_of(ref.segment)
+        if owner:
+            self._release_slot(owner, (ref.segment, ref.slot, ref.generation))

@@ -1,0 +1,61 @@
+"""`make_app`: the console's ASGI application."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from weir.console.api.acting import acting_routes
+from weir.console.api.context import ConsoleContext
+from weir.console.api.dead_letters import dead_letter_routes
+from weir.console.api.inference import inference_routes
+from weir.console.api.page import page_routes
+from weir.console.api.reading import reading_routes
+from weir.console.api.requests import request_routes
+from weir.console.api.responses import error_response
+from weir.runtime.own_hosts import OwnHosts
+
+_COMPRESSED_BYTES = 4096
+_COMPRESSION_LEVEL = 1
+
+
+def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str] = ()) -> Starlette:
+    """The application of a console that listens on `address`.
+
+    `allowed_hosts` are further names of its host (`OwnHosts`). Raises ValueError for one that is none.
+    """
+    return Starlette(
+        routes=[
+            *page_routes(),
+            *reading_routes(context),
+            *acting_routes(context),
+            *inference_routes(context),
+            *request_routes(context),
+            *dead_letter_routes(context),
+        ],
+        middleware=[
+            Middleware(HostCheck, hosts=OwnHosts(allowed_hosts, address)),
+            Middleware(GZipMiddleware, minimum_size=_COMPRESSED_BYTES, compresslevel=_COMPRESSION_LEVEL),
+        ],
+    )
+
+
+class HostCheck:
+    """Middleware that rejects requests whose `Host` header is not a name of this server."""
+
+    def __init__(self, app: ASGIApp, hosts: OwnHosts) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes an own request on, and answers another one with 400."""
+        host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1").strip().lower()
+        if scope["type"] != "http" or self._hosts.accepts(host):
+            await self._app(scope, receive, send)
+            return
+        text = f"the host '{host[:200]}' is not a name of this server; --allowed-hosts admits further names"
+        await error_response(400, text)(scope, receive, send)

@@ -1,0 +1,180 @@
+"""Routes that read: the session, the state of the cluster, series of the load, models and their details."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from weir.calls.catalog import ServedModel
+from weir.cluster.counters.version_totals import VersionTotals
+from weir.console.api.context import ConsoleContext
+from weir.console.api.responses import error_response, json_response, read_integer
+from weir.console.history.series import MODEL_COLUMNS
+from weir.schemas.core.names import plain_name
+from weir.schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
+
+MAX_SAMPLE_ELEMENTS = 65_536
+"""The largest sample request that the server makes; for larger inputs the page makes the values itself."""
+
+_NO_LOAD = dict.fromkeys(MODEL_COLUMNS)
+
+
+def reading_routes(context: ConsoleContext) -> list[Route]:
+    """The routes of `/api` that change nothing."""
+    view = context.view
+    pages = _TickCache(context)
+
+    async def session(request: Request) -> Response:
+        return json_response(
+            {
+                "release": context.release,
+                "allow_changes": context.allows_changes,
+                "cluster": {
+                    "url": context.broker_url,
+                    "nats_version": str(context.bus.server_info.get("version", "")),
+                    "is_connected": view.is_connected,
+                },
+                "tick_ms": 1000,
+                "now_ms": time.time_ns() // 1_000_000,
+            }
+        )
+
+    async def status(request: Request) -> Response:
+        return Response((await view.status()).model_dump_json(), media_type="application/json")
+
+    async def series(request: Request) -> Response:
+        model = request.query_params.get("model") or None
+        since_ms = read_integer(request.query_params.get("since_ms", "0"))
+        if since_ms is None:
+            return error_response(400, f"since_ms must be a unix time in ms, not {request.query_params['since_ms']!r}")
+        return json_response({"at_ms": view.tick.at_ms, "resolution": view.history.since(model, since_ms)})
+
+    async def models(request: Request) -> Response:
+        return Response(await pages.models(), media_type="application/json")
+
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
+        served = view.catalog.served_model(name)
+        if served is None and not any(row["name"] == name for row in await context.repository_index()):
+            return error_response(404, f"there is no model '{name}'")
+        return json_response(await _details(context, name, served))
+
+    return [
+        Route("/api/session", session),
+        Route("/api/status", status),
+        Route("/api/series", series),
+        Route("/api/models", models),
+        Route("/api/models/{name:path}", model),
+    ]
+
+
+class _TickCache:
+    """Answers that are built once for each tick, however many pages ask."""
+
+    def __init__(self, context: ConsoleContext) -> None:
+        self._context = context
+        self._number = -1
+        self._models = b""
+
+    async def models(self) -> bytes:
+        """The list of all models with their load."""
+        tick = self._context.view.tick
+        if tick.number != self._number or not self._models:
+            self._number = tick.number
+            rows = await _model_rows(self._context)
+            self._models = orjson.dumps({"at_ms": tick.at_ms, "models": rows})
+        return self._models
+
+
+async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
+    """One row for each model that is served, known to the registry, or that lies in a repository."""
+    view = context.view
+    loads = view.tick.load.models if view.tick.load is not None else {}
+    status = {(model.name, model.namespace): model for model in (await view.status()).models}
+    rows: dict[str, dict[str, Any]] = {}
+    for entry in view.catalog.index():
+        name = entry["name"]
+        served = view.catalog.served_model(name)
+        namespace = "" if served is None else served.namespace
+        known = status.get((plain_name(name), namespace))
+        versions = [] if known is None else known.versions
+        rows[name] = {
+            "id": name,
+            "name": plain_name(name),
+            "namespace": namespace,
+            "state": entry["state"],
+            "reason": entry["reason"],
+            "loaded": served is not None,
+            "versions": [
+                {
+                    "version": version.version,
+                    "state": version.state,
+                    "share": version.share,
+                    "instances": version.instances,
+                    "busy": version.busy,
+                }
+                for version in versions
+            ],
+            "workers": 0 if known is None else len(known.workers),
+            **loads.get(name, _NO_LOAD),
+        }
+    for unserved in await context.repository_index():
+        if unserved["name"] not in rows:
+            rows[unserved["name"]] = {
+                "id": unserved["name"],
+                "name": unserved["name"],
+                "namespace": "",
+                "state": unserved.get("state", ""),
+                "reason": unserved.get("reason", ""),
+                "loaded": False,
+                "versions": [],
+                "workers": 0,
+                **_NO_LOAD,
+            }
+    return [rows[name] for name in sorted(rows)]
+
+
+async def _details(context: ConsoleContext, name: str, served: ServedModel | None) -> dict[str, Any]:
+    """Everything about one model; without its configuration and statistics while no worker serves it."""
+    history, traffic = await asyncio.gather(
+        context.read_gateway(f"/v2/models/{name}/history"), context.read_gateway(f"/v2/models/{name}/traffic")
+    )
+    rows: list[dict[str, Any]] = []
+    if served is not None:
+        totals = context.view.statistics.versions()
+        rows = [
+            (totals.get((name, version)) or VersionTotals(name, version)).triton_row() for version in served.versions
+        ]
+    return {
+        "id": name,
+        "name": plain_name(name),
+        "versions": [] if served is None else served.versions,
+        "metadata": None if served is None else await context.read_gateway(f"/v2/models/{name}"),
+        "config": None if served is None else served.config.model_dump(mode="json", exclude_defaults=True),
+        "completed": [] if served is None else list(served.completed),
+        "statistics": rows,
+        "history": history,
+        "traffic": traffic,
+        "labels": {} if served is None else {output: len(labels) for output, labels in served.labels.items()},
+        **_sample(served),
+    }
+
+
+def _sample(served: ServedModel | None) -> dict[str, Any]:
+    """The inputs that a request must have, and a small request as JSON; None where it would be large or binary."""
+    if served is None:
+        return {"inputs": [], "sample": None}
+    inputs = declared_inputs(served.config)
+    described = [input._asdict() for input in inputs]
+    elements = sum(math.prod(size if size > 0 else 1 for size in input.shape) for input in inputs)
+    if elements > MAX_SAMPLE_ELEMENTS:
+        return {"inputs": described, "sample": None}
+    body, binary_from = sample_body(sample_tensors(inputs), is_sequence=served.config.sequence_batching is not None)
+    return {"inputs": described, "sample": orjson.loads(body) if binary_from is None else None}

@@ -1,0 +1,185 @@
+"""`JobService`: submits, lists, pauses, resumes, cancels, retries and deletes offline jobs for clients.
+
+It changes the jobs' entries in bucket `jobs`; a `weir.jobs.run.host.JobHost`, in this process or in another, runs them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from typing import Any
+
+from weir.calls.catalog import Catalog
+from weir.jobs.formats.files import InputFormat, OutputFormat, default_output_format, input_format
+from weir.jobs.records.folders import BatchRoots, OutputFolder, Uploads, json_lines
+from weir.jobs.records.record import DesiredState, Job, JobEntry, JobSpec, check_model, new_job_id, unix_ms
+from weir.jobs.records.store import JobStore
+from weir.schemas.core.errors import WeirError, invalid, unavailable
+
+CANCEL_TIMEOUT_S = 10.0
+"""How long the deletion of a running job waits until the job is cancelled."""
+
+_POLL_S = 0.05
+
+
+class JobService:
+    """Carries out clients' requests about jobs. Everything runs in one event loop; files are read in threads."""
+
+    def __init__(self, store: JobStore, roots: BatchRoots, catalog: Catalog) -> None:
+        self._store = store
+        self._roots = roots
+        self._uploads = None if roots.first is None else Uploads(roots.first)
+        self._catalog = catalog
+
+    async def submit(self, document: Any) -> dict[str, Any]:
+        """Submits a job. Raises WeirError if it could not run."""
+        spec = JobSpec.of(document)
+        self._check_open()
+        check_model(self._catalog.resolve(spec.model, spec.version))
+        return await self._create(new_job_id(), spec)
+
+    async def submit_items(self, body: bytes, document: dict[str, Any]) -> dict[str, Any]:
+        """Submits a job whose items are JSON Lines in `body`; `document` has the other fields except `output`."""
+        self._check_open()
+        unplaced = JobSpec.of({**document, "input": "-", "output": "-"})
+        check_model(self._catalog.resolve(unplaced.model, unplaced.version))
+        uploads, id = self._uploads, new_job_id()
+        assert uploads is not None  # noqa: S101 - there is a root
+        try:
+            source, output = await asyncio.to_thread(uploads.store, id, body)
+            placed = replace(unplaced, inputs=(source,), output=output, input_format=InputFormat.JSONL.value)
+            return await self._create(id, placed)
+        except OSError as error:
+            await asyncio.to_thread(uploads.remove, id)
+            raise unavailable(f"the items can't be stored: {error.strerror or type(error).__name__}") from error
+        except WeirError:
+            await asyncio.to_thread(uploads.remove, id)
+            raise
+
+    async def _create(self, id: str, spec: JobSpec) -> dict[str, Any]:
+        self._check_output(spec)
+        spec = await asyncio.to_thread(self._checked, id, spec)
+        self._check_output(spec)  # another job may have been stored meanwhile
+        entry = JobEntry(id=id, spec=spec, created_ms=unix_ms())
+        await self._store.create(entry)
+        return self._find(id).to_dict()
+
+    async def list(self) -> list[dict[str, Any]]:
+        """All jobs, newest first."""
+        self._check_open(needs_root=False)
+        return [job.to_dict() for job in reversed(self._store.all())]
+
+    async def status(self, id: str) -> dict[str, Any]:
+        """One job. Raises WeirError (NOT_FOUND)."""
+        return (await self._read(id)).to_dict()
+
+    async def result(self, id: str) -> dict[str, Any]:
+        """The output folder of a job. Raises WeirError: NOT_FOUND; INVALID_ARG while it has not ended."""
+        job = await self._read(id)
+        if not job.state.is_final:
+            raise invalid(f"job '{id}' is {job.state.value}: it has no result yet")
+        return {"id": id, "state": job.state.value, "output": job.entry.spec.output}
+
+    async def result_lines(self, id: str) -> AsyncIterator[bytes] | None:
+        """The results of a job that has ended, as JSON Lines; None if its output has another format."""
+        found = await self.result(id)
+        if self._find(id).entry.spec.output_format != OutputFormat.JSONL:
+            return None
+        return _in_threads(json_lines(await asyncio.to_thread(self._roots.output, found["output"])))
+
+    async def cancel(self, id: str) -> dict[str, Any]:
+        """Cancels a job and keeps its results so far. A job that has ended does not change."""
+        return await self._want(id, DesiredState.CANCEL)
+
+    async def pause(self, id: str) -> dict[str, Any]:
+        """Pauses a job."""
+        return await self._want(id, DesiredState.PAUSE)
+
+    async def resume(self, id: str) -> dict[str, Any]:
+        """Resumes a paused job."""
+        return await self._want(id, DesiredState.RUN)
+
+    async def retry(self, id: str) -> dict[str, Any]:
+        """Runs the failed and the missing items of a job that has ended."""
+        job = await self._read(id)
+        if not job.state.is_final:
+            raise invalid(f"job '{id}' is {job.state.value}: only a job that has ended can be retried")
+
+        def again(entry: JobEntry) -> JobEntry:
+            return replace(entry, round=job.progress.round + 1, wanted=DesiredState.RUN)
+
+        return (await self._store.change(id, again)).to_dict()
+
+    async def delete(self, id: str) -> None:
+        """Deletes a job, after cancelling it; its output stays. An unknown id is not an error."""
+        self._check_open(needs_root=False)
+        await self._store.refresh(id)
+        if self._store.find(id) is None:
+            return
+        await self._want(id, DesiredState.CANCEL)
+        deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
+        while (job := self._store.find(id)) is not None and not job.state.is_final:
+            if time.monotonic() > deadline_s:
+                raise unavailable(f"job '{id}' is being cancelled: delete it again once it is cancelled")
+            await asyncio.sleep(_POLL_S)
+        await self._store.delete(id)
+        if self._uploads is not None:
+            await asyncio.to_thread(self._uploads.remove, id)
+
+    def _check_open(self, needs_root: bool = True) -> None:
+        if needs_root:
+            self._roots.check_any()
+        if not self._store.opened.is_set():
+            raise unavailable("the jobs have not been read from the message broker yet")
+
+    def _find(self, id: str) -> Job:
+        self._check_open(needs_root=False)
+        return self._store.get(id)
+
+    async def _read(self, id: str) -> Job:
+        """The job as it is stored now."""
+        self._check_open(needs_root=False)
+        await self._store.refresh(id)
+        return self._find(id)
+
+    async def _want(self, id: str, wanted: DesiredState) -> dict[str, Any]:
+        def change(entry: JobEntry) -> JobEntry:
+            state = self._find(id).state
+            if state.is_final and wanted is DesiredState.CANCEL:
+                return entry
+            if state.is_final:
+                raise invalid(f"job '{id}' has ended: it is {state.value}")
+            if entry.wanted is DesiredState.CANCEL and wanted is not DesiredState.CANCEL:
+                raise invalid(f"job '{id}' is being cancelled")
+            return replace(entry, wanted=wanted)
+
+        await self._read(id)
+        return (await self._store.change(id, change)).to_dict()
+
+    def _check_output(self, spec: JobSpec) -> None:
+        """Raises WeirError (INVALID_ARG) if another job writes to the same folder. Call it in the event loop."""
+        for job in self._store.all():
+            if job.needs_runner and job.entry.spec.output == spec.output:
+                raise invalid(f"job '{job.id}' writes to output '{spec.output}'")
+
+    def _checked(self, id: str, spec: JobSpec) -> JobSpec:
+        """Checks the paths of a job, and completes its formats. Blocks on the file system."""
+        checked = self._roots.checked(spec)
+        paths = self._roots.inputs(checked.inputs)
+        output = self._roots.output(checked.output)
+        for path in paths:
+            if path == output or path.is_relative_to(output) or output.is_relative_to(path):
+                raise invalid("the output folder must not contain the input, or be inside it")
+        format = input_format(spec.input_format).value if spec.input_format else ""
+        wanted_format = spec.output_format or default_output_format(paths, format or None)
+        if wanted_format not in list(OutputFormat):
+            raise invalid(f"unknown output format '{wanted_format}': expected one of {', '.join(OutputFormat)}")
+        OutputFolder(output, id).check()
+        return replace(checked, input_format=format, output_format=str(wanted_format))
+
+
+async def _in_threads(pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+    while piece := await asyncio.to_thread(next, pieces, b""):
+        yield piece

@@ -1,0 +1,273 @@
+"""`JobStore`: the jobs in bucket `jobs`, as one process sees them.
+
+Progress is taken from the bucket's writes, because only the process that runs a job writes it. The bucket may still
+reject the write of an entry, if two clients change a job at once. So such a write only triggers reads of the entry,
+until the write must have been stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from nats.errors import Error as NatsError
+from nats.js.errors import KeyNotFoundError, NotFoundError
+from nats.js.kv import KeyValue
+
+from weir.bus.kv.view import KvBucket
+from weir.bus.naming import durable_subjects as subjects
+from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.headers import pack_headers
+from weir.bus.streams.acked_publisher import AckedPublisher
+from weir.jobs.records.record import ID_PREFIX, Job, JobEntry, JobProgress
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import WeirError, not_found, unavailable
+
+logger = logging.getLogger("weir.gateway")
+
+MAX_JOBS = 1000
+"""Jobs in the bucket; beyond it the oldest ones that have ended are deleted."""
+
+STORE_TIMEOUT_S = 30.0
+"""Timeout of storing an entry."""
+
+_PROGRESS = ".progress"
+_READ_FOR_S = 3.0
+_READ_AGAIN_S = 0.25
+_ATTEMPTS = 20
+_RETRY_S = 1.0
+_OPEN_TIMEOUT_S = 10.0
+_OPEN_RETRY_S = 0.5
+_BROKER_UNAVAILABLE = "the message broker is not available"
+
+Change = Callable[[JobEntry], JobEntry]
+
+
+class JobStore:
+    """Reads, changes and follows the jobs."""
+
+    def __init__(self, bus: Bus, publisher: AckedPublisher) -> None:
+        self._bus = bus
+        self._publisher = publisher
+        self._entries: dict[str, JobEntry] = {}
+        self._progress: dict[str, JobProgress] = {}
+        self._failed: dict[str, bytes] = {}
+        self._read_until_s: dict[str, float] = {}
+        self._written = asyncio.Event()
+        self._is_subscribed = False
+        self._listeners: list[Callable[[str], None]] = []
+        self._follower: asyncio.Task[None] | None = None
+        self.opened = asyncio.Event()
+        """Set once all jobs have been read."""
+        self.malformed = 0
+
+    def on_change(self, listener: Callable[[str], None]) -> None:
+        """Calls `listener` from the event loop with the id of each job that may have changed."""
+        self._listeners.append(listener)
+
+    def start(self, background: asyncio.TaskGroup) -> None:
+        """Reads the bucket and follows its writes, in a task of `background`; retries while the broker is unavailable."""
+        self._follower = background.create_task(self._follow())
+
+    def stop(self) -> None:
+        """Stops following the bucket."""
+        if self._follower is not None:
+            self._follower.cancel()
+
+    async def _follow(self) -> None:
+        while not self.opened.is_set():
+            try:
+                async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                    await self._open()
+                self.opened.set()
+            except (NatsError, OSError, TimeoutError) as error:
+                logger.warning("offline jobs can't be read yet: %s: %s; retrying", type(error).__name__, error)
+                await asyncio.sleep(_OPEN_RETRY_S)
+        await self._read_written()
+
+    async def _open(self) -> None:
+        if not self._is_subscribed:
+            await self._bus.subscribe(subjects.job_subject(">"), self._on_write)
+            self._is_subscribed = True
+            self._bus.on_reconnect(self._read_all)
+        await self._bus.flush()
+        await self._read_all()
+
+    def find(self, id: str) -> Job | None:
+        """The job, None if it does not exist."""
+        entry = self._entries.get(id)
+        return None if entry is None else Job(entry, self._progress.get(id, JobProgress()))
+
+    def get(self, id: str) -> Job:
+        """The job. Raises WeirError (NOT_FOUND)."""
+        job = self.find(id)
+        if job is None:
+            raise not_found(f"there is no job '{id}'")
+        return job
+
+    async def refresh(self, id: str) -> None:
+        """Reads the job's entry, which a client may just have changed at another gateway. It stays as it is known while the
+        broker is unavailable.
+        """
+        await self._read_again(id)
+
+    def all(self) -> list[Job]:
+        """All jobs, oldest first."""
+        jobs = [Job(entry, self._progress.get(id, JobProgress())) for id, entry in self._entries.items()]
+        return sorted(jobs, key=lambda job: (job.entry.created_ms, job.id))
+
+    async def create(self, entry: JobEntry) -> None:
+        """Stores a new job. Raises WeirError (UNAVAILABLE)."""
+        await self._make_room()
+        # The id is random: a conflict can only be an earlier copy of this very publish.
+        await self._store(entry, 0)
+        self._take_entry(entry)
+
+    async def change(self, id: str, change: Change) -> Job:
+        """Stores the entry that `change` returns. It may raise WeirError, and is called again if the entry has changed."""
+        for _ in range(_ATTEMPTS):
+            entry, revision = await self._read_entry(id)
+            wanted = change(entry)
+            if wanted == entry or await self._store(wanted, revision):
+                self._take_entry(wanted)
+                return self.get(id)
+        raise unavailable("too many clients change the job at the same time")
+
+    def write_progress(self, id: str, progress: JobProgress) -> asyncio.Future[None]:
+        """Stores the progress of a job; the future completes when it is stored."""
+        stored: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        subject = subjects.job_subject(id + _PROGRESS)
+        self._publisher.publish(
+            subject, progress.pack(), b"", lambda _ack: None if stored.done() else stored.set_result(None)
+        )
+        self._take_progress(id, progress)
+        return stored
+
+    async def delete(self, id: str) -> None:
+        """Deletes a job. Raises WeirError (UNAVAILABLE)."""
+        try:
+            bucket = await self._bucket()
+            await bucket.purge(id)
+            await bucket.purge(id + _PROGRESS)
+        except (NatsError, NotFoundError, OSError, TimeoutError) as error:
+            raise unavailable(_BROKER_UNAVAILABLE) from error
+        self._forget(id)
+
+    # Steps
+
+    async def _bucket(self) -> KeyValue:
+        return await self._bus.jetstream.key_value(subjects.JOBS_BUCKET)
+
+    async def _store(self, entry: JobEntry, revision: int) -> bool:
+        block = pack_headers({"Nats-Expected-Last-Subject-Sequence": str(revision)})
+        try:
+            async with asyncio.timeout(STORE_TIMEOUT_S):
+                ack = await self._publisher.store(subjects.job_subject(entry.id), entry.pack(), block)
+        except TimeoutError as error:
+            raise unavailable(_BROKER_UNAVAILABLE) from error
+        if not ack.is_stored and not ack.is_conflict:
+            raise unavailable(f"the job can't be stored: {ack.description}")
+        return ack.is_stored
+
+    async def _read_entry(self, id: str) -> tuple[JobEntry, int]:
+        try:
+            found = await (await self._bucket()).get(id)
+            return JobEntry.unpack(found.value or b""), found.revision or 0
+        except (KeyNotFoundError, ValueError) as error:
+            raise not_found(f"there is no job '{id}'") from error
+        except (NatsError, NotFoundError, OSError, TimeoutError) as error:
+            raise unavailable(_BROKER_UNAVAILABLE) from error
+
+    async def _make_room(self) -> None:
+        jobs = self.all()
+        ended = [job for job in jobs if job.state.is_final]
+        for job in ended[: max(0, len(jobs) - MAX_JOBS + 1)]:
+            await self.delete(job.id)
+        if len(self._entries) >= MAX_JOBS:
+            raise unavailable(f"there are {MAX_JOBS} jobs that have not ended")
+
+    async def _read_all(self) -> None:
+        found = await KvBucket(self._bus, subjects.JOBS_BUCKET).values()
+        values = {key: value for key, value in found.items() if value}
+        for id in self._entries.keys() - values.keys():
+            self._forget(id)
+        # Progress first: without it, a job that has ended would look like a job to run.
+        for key in sorted(values, key=lambda key: not key.endswith(_PROGRESS)):
+            self._take(key, values[key])
+
+    def _on_write(self, message: Message) -> None:
+        key = message.subject.removeprefix(subjects.job_subject(""))
+        if key.endswith(_PROGRESS):
+            if message.data:
+                self._take(key, message.data)
+        elif key.startswith(ID_PREFIX):
+            self._read_until_s[key] = time.monotonic() + _READ_FOR_S
+            self._written.set()
+
+    async def _read_written(self) -> None:
+        """Reads entries that may have been written, until it is cancelled."""
+        while True:
+            await self._written.wait()
+            for id, until_s in list(self._read_until_s.items()):
+                if time.monotonic() > until_s:
+                    del self._read_until_s[id]
+                await self._read_again(id)
+            if self._read_until_s:
+                await asyncio.sleep(_READ_AGAIN_S)
+            else:
+                self._written.clear()
+
+    @contained()
+    async def _read_again(self, id: str) -> None:
+        try:
+            self._take_entry((await self._read_entry(id))[0])
+        except WeirError as error:
+            if not error.retryable:
+                self._forget(id)
+
+    @contained(on_error="_take_failed")
+    def _take(self, key: str, value: bytes) -> None:
+        self._failed.pop(key, None)
+        try:
+            if key.endswith(_PROGRESS):
+                self._take_progress(key.removesuffix(_PROGRESS), JobProgress.unpack(value))
+            else:
+                entry = JobEntry.unpack(value)
+                if entry.id != key:
+                    raise ValueError("its key does not match its id")
+                self._take_entry(entry)
+        except ValueError as error:
+            self.malformed += 1
+            logger.warning("ignored a malformed entry of bucket jobs: %s", error)
+
+    def _take_failed(self, _error: Exception, key: str, value: bytes) -> None:
+        """Handles a value again after a pause, unless a later one arrived: it may be the last one that is written."""
+        self._failed[key] = value
+        asyncio.get_running_loop().call_later(_RETRY_S, self._take_again, key, value)
+
+    def _take_again(self, key: str, value: bytes) -> None:
+        if self._failed.get(key) is value:
+            self._take(key, value)
+
+    def _take_entry(self, entry: JobEntry) -> None:
+        if self._entries.get(entry.id) != entry and (entry.id in self._entries or len(self._entries) < 2 * MAX_JOBS):
+            self._entries[entry.id] = entry
+            self._changed(entry.id)
+
+    def _take_progress(self, id: str, progress: JobProgress) -> None:
+        known = self._progress.get(id)
+        if known != progress and (known is not None or len(self._progress) < 2 * MAX_JOBS):
+            self._progress[id] = replace(progress)
+            self._changed(id)
+
+    def _forget(self, id: str) -> None:
+        self._progress.pop(id, None)
+        if self._entries.pop(id, None) is not None:
+            self._changed(id)
+
+    def _changed(self, id: str) -> None:
+        for listener in self._listeners:
+            listener(id)
