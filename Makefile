@@ -19,7 +19,7 @@ install: $(STAMP) $(WEB) ## Install Weir and what it needs into .venv.
 
 $(STAMP): requirements.lock networks.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Weir needs Python 3.11 or newer: make PYTHON=python3.12")'
-	@$(PYTHON) weir/doctor/python_build.py
+	@$(PYTHON) weir/commands/doctor/python_build.py
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --requirement networks.lock

@@ -19,7 +19,7 @@ from docs.bounds import BOUNDS
 from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from docs.status_page import fields_of, status_advice, status_example, status_fields
-from weir.doctor.checks import CHECKS
+from weir.commands.doctor.checks import CHECKS
 from weir.options import SERVE, Option, options_of
 from weir.perf.report.document import PerfReport
 from weir.schemas.wire.gateway_api import ApiRequest, ApiResponse

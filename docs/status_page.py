@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from weir.cluster.status.snapshot import ADVICE, ClusterStatus
-from weir.status.display import WIDTH, print_status
+from weir.commands.status.display import WIDTH, print_status
 
 EXAMPLE = Path(__file__).parent / "status_example.json"
 

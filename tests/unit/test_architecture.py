@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-OWN_ROOMS = ("commands", "demo", "doctor", "init", "options", "status", "supervisor", "top")
+OWN_ROOMS = ("commands", "demo", "options", "supervisor")
 """The rooms of the top layer, which is `weir` itself; all other folders of `weir/` are packages."""
 
 LINKED = ("gateway", "scheduler", "schemas", "worker")
@@ -47,9 +47,9 @@ SIDEWAYS = {
 
 ROOMS = {
     "weir": (
-        "errors listening options terminal",
-        "backend demo inference running_server server_process supervisor testing",
-        "client doctor init status top",
+        "errors options",
+        "backend demo inference server_process supervisor testing",
+        "client",
         "commands server",
         "__main__ pytest_plugin",
     ),

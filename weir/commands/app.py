@@ -1,6 +1,6 @@
 """The `weir` command line: the typer application and the sub-commands with short command lines.
 
-`weir status`, `push` and `dead` are declared here; their implementations (`weir.status`, `weir.commands.push`,
+`weir status`, `push` and `dead` are declared here; their implementations (`weir.commands.status`, `weir.commands.push`,
 `weir.commands.dead_letters`) are imported when the command runs, so that other commands start faster.
 """
 
@@ -23,18 +23,18 @@ from weir.commands import roles as role_commands
 from weir.commands import serve as serve_command
 from weir.commands.batch_jobs.batch import batch
 from weir.commands.completion import complete_model
+from weir.commands.init.command import init
 from weir.commands.option_commands import command, with_implied_values
-from weir.commands.perf import perf
+from weir.commands.perf.command import perf
 from weir.commands.roles import hide_secrets
+from weir.commands.running_server import BrokerTarget, with_broker_options
+from weir.commands.terminal import SectionedCommand
 from weir.commands.traffic import history, rollback, traffic
 from weir.demo.command import PASSES_OPTIONS, demo
 from weir.errors import StartError
-from weir.init.command import init
 from weir.options import BACKENDS, ROLES, SERVE, UsageError
 from weir.options.platforms import platform_arguments
-from weir.running_server import BrokerTarget, with_broker_options
 from weir.runtime.readiness import announce_failure
-from weir.terminal import SectionedCommand
 
 BARE = {"--watch": "2"}
 """The values of options given without one."""
@@ -56,7 +56,7 @@ def status(
     show_all: Annotated[bool, typer.Option("--all", help="Show all models, queues and processes.")] = False,
 ) -> None:
     """Show the state of the cluster. Exit status: 0 healthy, 1 there are warnings, 2 broker unreachable."""
-    from weir.status import watch as watching
+    from weir.commands.status import watch as watching
 
     raise typer.Exit(
         watching.watch(broker, watch, as_json, show_all) if watch else watching.show(broker, as_json, show_all)
@@ -71,7 +71,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check whether this machine has what Weir needs, and say what to do. Exit status: 1 if there is a problem, else 0."""
-    from weir.doctor.run import run
+    from weir.commands.doctor.run import run
 
     raise typer.Exit(run(data_dir, as_json))
 
@@ -85,7 +85,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one table and exit, as without a terminal.")] = False,
 ) -> None:
     """Show the load of all models, live: rates, latencies, queues, batches and utilization."""
-    from weir.top.run import run
+    from weir.commands.top.run import run
 
     raise typer.Exit(run(broker, every, once))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from weir.commands.preflight import check_backend_directories
 
 if TYPE_CHECKING:
-    from weir.doctor.backend_rows import BackendRow
+    from weir.commands.doctor.backend_rows import BackendRow
     from weir.worker.devices.gpus import HostGpus
 
 HELP = "List the backends, what each can run on this machine, and why not the rest."
@@ -23,7 +23,7 @@ _PLAIN_WIDTH = 10_000
 def backends(values: Mapping[str, Any]) -> None:
     """Print the backends of this machine, with those in the given backend directories. Raises StartError."""
     # Imported here because commands that start roles do not need it.
-    from weir.doctor.backend_rows import backend_rows
+    from weir.commands.doctor.backend_rows import backend_rows
     from weir.worker.backends.registry import BackendRegistry
     from weir.worker.devices.gpus import find_gpus
 

@@ -17,9 +17,9 @@ from typing import Any
 import typer
 
 from weir.bus.nats.access import BrokerAccess
+from weir.commands.running_server import DEFAULT_HTTP, URL_VARIABLE, BrokerTarget, access_to, only_local_server
 from weir.errors import StartError
 from weir.options.option import UsageError
-from weir.running_server import DEFAULT_HTTP, URL_VARIABLE, BrokerTarget, access_to, only_local_server
 
 TIMEOUT_S = 1.0
 """Longest wait for a server in seconds; a shell does nothing else meanwhile."""
@@ -86,7 +86,7 @@ def _names_in_registry(broker: BrokerTarget) -> list[str]:
 
     from weir.bus.kv.registry import RegistryView
     from weir.bus.naming.identity import new_id
-    from weir.running_server import unwrap_exception_groups
+    from weir.commands.running_server import unwrap_exception_groups
     from weir.schemas.core.names import plain_name
 
     async def read() -> list[str]:

@@ -19,11 +19,11 @@ from nats.errors import Error as NatsError
 from weir.bus.naming.identity import new_id
 from weir.bus.streams.acked_publisher import AckedPublisher
 from weir.bus.streams.dead_letters import DeadLetter, DeadLetters
+from weir.commands.running_server import BrokerTarget, unwrap_exception_groups
+from weir.commands.terminal import one_line
 from weir.errors import StartError
 from weir.options import UsageError
-from weir.running_server import BrokerTarget, unwrap_exception_groups
 from weir.schemas.core.errors import WeirError
-from weir.terminal import one_line
 
 _SHOWN_BODY_BYTES = 64 << 10
 _HEX_BYTES = 1024

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import typer
 
+from weir.commands.running_server import DEFAULT_HTTP, none_found_hint, only_local_server
 from weir.errors import StartError
-from weir.running_server import DEFAULT_HTTP, none_found_hint, only_local_server
 
 
 class Unreachable(Exception):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from weir.commands.listening import listen_problem
 from weir.errors import StartError
-from weir.listening import listen_problem
 from weir.repository.stores.addresses import is_cloud_address, parse_address
 from weir.schemas.core.names import repository_of
 

@@ -19,10 +19,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from weir.bus.kv.pushed_models import PIECE_BYTES, PushedModels
 from weir.bus.naming.identity import new_id
 from weir.bus.nats.connection import Bus
+from weir.commands.running_server import BrokerTarget, unwrap_exception_groups
 from weir.errors import StartError
 from weir.options import UsageError
 from weir.repository.paths import check_model_name, path_inside
-from weir.running_server import BrokerTarget, unwrap_exception_groups
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.names import check_repository_name
 from weir.schemas.wire.model_control import MAX_PUSHED_FILES, PushedFile, PushedModel, is_inside

@@ -23,10 +23,10 @@ import typer
 from weir import NATS_URL_VARIABLE
 from weir.bus.nats.access import PASSWORD_VARIABLE, BrokerAccess
 from weir.commands.preflight import check_agent_directory, check_backend_directories, check_repositories
+from weir.commands.running_server import access_to
 from weir.errors import StartError
 from weir.options import options_of
 from weir.options.broker import ACCESS_FIELDS
-from weir.running_server import access_to
 from weir.runtime.readiness import announce_failure, watch_parent
 from weir.schemas.core.errors import WeirError
 

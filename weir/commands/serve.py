@@ -33,6 +33,7 @@ from weir.commands.preflight import (
     check_repositories,
 )
 from weir.commands.roles import check_gateway_options
+from weir.commands.running_server import data_home, write_addresses
 from weir.commands.serve_roles import (
     console_role,
     gateway_roles,
@@ -42,6 +43,7 @@ from weir.commands.serve_roles import (
     sizes_of_streams,
     worker_roles,
 )
+from weir.commands.terminal import one_line
 from weir.console.settings import DEFAULT_PORT as CONSOLE_PORT
 from weir.errors import StartError
 from weir.options import OPTIONS, UsageError
@@ -49,7 +51,6 @@ from weir.options.broker import ACCESS_OPTIONS
 from weir.options.deprecated import replaced
 from weir.options.platforms import platform_repositories
 from weir.repository.stores.addresses import is_cloud_address
-from weir.running_server import data_home, write_addresses
 from weir.runtime.limits.open_files import raise_open_files
 from weir.runtime.limits.process_limits import find_limits, log_limits, show_bytes
 from weir.runtime.processors import processor_count, processors_by_core
@@ -62,7 +63,6 @@ from weir.supervisor.role import RoleSpec
 from weir.supervisor.supervisor import Supervisor
 from weir.telemetry.log_settings import LogOptions, LogSettings
 from weir.telemetry.logs import configure_logging
-from weir.terminal import one_line
 
 logger = logging.getLogger("weir.serve")
 

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import typer
 
 from weir.commands.completion import complete_model
+from weir.commands.running_server import HttpUrl, LocalDataDir
+from weir.commands.terminal import SectionedCommand
 from weir.errors import StartError
 from weir.options.option import UsageError
-from weir.running_server import HttpUrl, LocalDataDir
-from weir.terminal import SectionedCommand
 
 if TYPE_CHECKING:
     from weir.commands.gateway_client import GatewayClient

@@ -21,9 +21,9 @@ from tests.support.servers.roles import RoleProcess, Start
 from tests.support.servers.weir_server import clean_environment
 from tests.support.waiting import wait_until
 from weir.cluster.status.snapshot import ClusterStatus
-from weir.running_server import BrokerTarget
-from weir.status.display import WIDTH, print_status
-from weir.status.watch import collect_status, exit_status
+from weir.commands.running_server import BrokerTarget
+from weir.commands.status.display import WIDTH, print_status
+from weir.commands.status.watch import collect_status, exit_status
 
 NOTICED_WITHIN_S = 5.0
 """1 s on a machine that has nothing else to do."""

@@ -25,9 +25,9 @@ from weir.bus.kv.pushed_models import PIECE_BYTES, PushedModels
 from weir.bus.nats.access import NO_ACCESS
 from weir.bus.nats.connection import Bus
 from weir.commands import push as pushing
+from weir.commands.running_server import BrokerTarget
 from weir.errors import StartError
 from weir.options import UsageError
-from weir.running_server import BrokerTarget
 from weir.schemas.wire.model_control import PushedFile, PushedModel
 
 Push = Callable[..., str]

@@ -20,8 +20,8 @@ from tests.support.models.zoo import write_identity, write_python_model
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import Start
 from tests.support.waiting import eventually, wait_until
-from weir.running_server import BrokerTarget
-from weir.status.watch import collect_status, exit_status
+from weir.commands.running_server import BrokerTarget
+from weir.commands.status.watch import collect_status, exit_status
 
 MODEL = "away"
 ONE_WAITS = "dynamic_batching { default_queue_policy { max_queue_size: 1 } }"

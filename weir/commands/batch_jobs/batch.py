@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weir.commands.completion import complete_model
+from weir.commands.running_server import HttpUrl, LocalDataDir
+from weir.commands.terminal import SectionedCommand
 from weir.errors import StartError
-from weir.running_server import HttpUrl, LocalDataDir
-from weir.terminal import SectionedCommand
 
 if TYPE_CHECKING:
     from weir.commands.batch_jobs.batch_client import JobsClient

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 
 from weir.commands.batch_jobs.batch_client import JobsClient, Unreachable
-from weir.running_server import DEFAULT_HTTP
+from weir.commands.running_server import DEFAULT_HTTP
 
 FINAL = ("succeeded", "failed", "cancelled")
 

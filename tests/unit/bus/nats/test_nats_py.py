@@ -12,7 +12,7 @@ ENTRIES = (
     "weir.worker.main",
     "weir.durable.main",
     "weir.gateway.main",
-    "weir.status.watch",
+    "weir.commands.status.watch",
     "weir.commands.push",
     "weir.commands.dead_letters",
 )

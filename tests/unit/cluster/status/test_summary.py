@@ -13,9 +13,9 @@ from rich.console import Console
 from weir.bus.kv.registry import WorkerView
 from weir.cluster.status.snapshot import ClusterStatus
 from weir.cluster.status.summary import ClusterFacts, summarise
+from weir.commands.status.display import WIDTH, print_status
 from weir.schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord, VersionRecord, WorkerRecord
 from weir.schemas.wire.statistics import LoadCounters, SchedulerCounters, WorkerLoadCounters
-from weir.status.display import WIDTH, print_status
 
 NOW_MS = 1_700_000_100_000
 READY = VersionRecord(ModelState.READY, instances=2)

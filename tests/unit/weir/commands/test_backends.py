@@ -10,7 +10,7 @@ import pytest
 
 from weir.commands.app import main
 from weir.commands.backends import as_json, as_text
-from weir.doctor.backend_rows import backend_rows
+from weir.commands.doctor.backend_rows import backend_rows
 from weir.worker.backends.registry import BACKENDS, BackendRegistry
 from weir.worker.devices.gpus import Gpu, HostGpus
 

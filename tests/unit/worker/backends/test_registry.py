@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.doctor.backend_rows import backend_rows
+from weir.commands.doctor.backend_rows import backend_rows
 from weir.repository.completion import DescribedModel
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError

@@ -1,0 +1,1 @@
+"""`weir perf`: the command of the load tester `weir.perf`."""
