@@ -123,7 +123,9 @@ def _start_errors() -> Iterator[None]:
     """Turns the errors of a step that depends on options, files, ports or the broker into `_StartError`."""
     try:
         yield
-    except (OSError, ValueError, WeirError) as error:
+    except WeirError as error:
+        raise _StartError(error.message) from error
+    except (OSError, ValueError) as error:
         raise _StartError(str(error)) from error
 
 

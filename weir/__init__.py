@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from weir.errors import ErrorCode, StartError, WeirError
+    from weir.errors import StartError
     from weir.inference import InferResult
+    from weir.schemas.core.errors import ErrorCode, WeirError
     from weir.server import Server
 
 __version__ = "0.1.0"
@@ -23,11 +24,11 @@ DATA_DIR_VARIABLE = "WEIR_DATA_DIR"
 """Environment variable with the data folder of `weir serve`, for the server and for the commands that look for one."""
 
 _FROM = {
-    "ErrorCode": "weir.errors",
+    "ErrorCode": "weir.schemas.core.errors",
     "InferResult": "weir.inference",
     "Server": "weir.server",
     "StartError": "weir.errors",
-    "WeirError": "weir.errors",
+    "WeirError": "weir.schemas.core.errors",
 }
 
 

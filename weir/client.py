@@ -17,8 +17,8 @@ from google.protobuf.message import Message
 from tritonclient.grpc import service_pb2 as messages
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-from weir.errors import ErrorCode, WeirError
 from weir.inference import InferResult, infer_request
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 Outputs = Sequence[str] | Mapping[str, int]
 

@@ -13,7 +13,7 @@ import numpy as np
 from tritonclient.grpc.service_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
-from weir.errors import ErrorCode, WeirError
+from weir.schemas.core.errors import invalid
 
 
 class InferResult(Mapping[str, np.ndarray]):
@@ -105,7 +105,7 @@ def _parameter(name: str, value: str | bool | int | float) -> InferParameter:
             return InferParameter(double_param=value)
         case str():
             return InferParameter(string_param=value)
-    raise _invalid(f"parameter '{name}' must be a string, a boolean or a number, not {type(value).__name__}")
+    raise invalid(f"parameter '{name}' must be a string, a boolean or a number, not {type(value).__name__}")
 
 
 def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
@@ -113,7 +113,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
         values, datatype = value
         if datatype != "BF16" and triton_to_np_dtype(datatype) is None:
-            raise _invalid(f"input '{name}' has unknown datatype '{datatype}'")
+            raise invalid(f"input '{name}' has unknown datatype '{datatype}'")
     else:
         values, datatype = value, None
     try:
@@ -122,7 +122,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
         else:
             array = np.asarray(values, triton_to_np_dtype(datatype))
     except (ValueError, TypeError) as error:
-        raise _invalid(f"input '{name}' can't be an array of {datatype or 'any datatype'}: {error}") from error
+        raise invalid(f"input '{name}' can't be an array of {datatype or 'any datatype'}: {error}") from error
     # Compared by name, so that the library ml_dtypes is not needed.
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16), "BF16"
@@ -130,7 +130,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
         return (array if array.dtype == np.uint16 else _rounded_to_bf16(array)), "BF16"
     datatype = datatype or ("BYTES" if array.dtype.kind == "U" else np_to_triton_dtype(array.dtype))
     if datatype is None:
-        raise _invalid(f"input '{name}' is an array of {array.dtype}, which is not a datatype of the protocol")
+        raise invalid(f"input '{name}' is an array of {array.dtype}, which is not a datatype of the protocol")
     return array, datatype
 
 
@@ -160,7 +160,3 @@ def _received(datatype: str, shape: list[int], content: bytes) -> np.ndarray:
         bits = np.frombuffer(content, np.uint16).reshape(shape)
         return (bits.astype(np.uint32) << 16).view(np.float32)
     return np.frombuffer(content, triton_to_np_dtype(datatype)).reshape(shape)
-
-
-def _invalid(message: str) -> WeirError:
-    return WeirError(ErrorCode.INVALID_ARG, message)

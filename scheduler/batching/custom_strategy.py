@@ -136,7 +136,7 @@ class StrategyFiles:
             path = self._path(name, version, config)
             identity = None if path is None else (path, path.stat().st_mtime_ns, config)
         except (WeirError, OSError) as error:
-            self._warn(name, version, str(error))
+            self._warn(name, version, error.message if isinstance(error, WeirError) else str(error))
             return None
         self._logged_problems.pop((name, version), None)
         if path is None or identity is None:

@@ -21,23 +21,34 @@ MAX_BACKOFF_US = 1_000_000
 
 
 class ErrorCode(Enum):
-    """Triton's error codes and one more: (number on the bus, HTTP status, gRPC status, whether a retry may succeed)."""
+    """Triton's error codes and one more. The value is the number of the gRPC status.
 
-    UNKNOWN = (1, 400, 2, False)
-    INTERNAL = (2, 500, 13, False)
-    NOT_FOUND = (3, 404, 5, False)
-    INVALID_ARG = (4, 400, 3, False)
-    UNAVAILABLE = (5, 503, 14, True)
-    UNSUPPORTED = (6, 501, 12, False)
-    ALREADY_EXISTS = (7, 400, 6, False)
-    CANCELLED = (8, 400, 1, False)
-    RESOURCE_EXHAUSTED = (9, 429, 8, True)
+    `number` is the code's number on the bus, `retryable` whether the same request may succeed later.
+    """
 
-    def __init__(self, number: int, http_status: int, grpc_status: int, retryable: bool) -> None:
-        self.number = number
-        self.http_status = http_status
-        self.grpc_status = grpc_status
-        self.retryable = retryable
+    UNKNOWN = (2, 1, 400, False)
+    INTERNAL = (13, 2, 500, False)
+    NOT_FOUND = (5, 3, 404, False)
+    INVALID_ARG = (3, 4, 400, False)
+    UNAVAILABLE = (14, 5, 503, True)
+    UNSUPPORTED = (12, 6, 501, False)
+    ALREADY_EXISTS = (6, 7, 400, False)
+    CANCELLED = (1, 8, 400, False)
+    RESOURCE_EXHAUSTED = (8, 9, 429, True)
+
+    grpc_status: int
+    number: int
+    http_status: int
+    retryable: bool
+
+    def __new__(cls, grpc_status: int, number: int, http_status: int, retryable: bool) -> ErrorCode:
+        """A code whose value is its gRPC status alone."""
+        code = object.__new__(cls)
+        code._value_ = code.grpc_status = grpc_status
+        code.number = number
+        code.http_status = http_status
+        code.retryable = retryable
+        return code
 
     @property
     def title(self) -> str:
@@ -48,6 +59,11 @@ class ErrorCode(Enum):
     def from_number(cls, number: int) -> ErrorCode:
         """The code that travels as `number`; UNKNOWN for a number of a newer peer."""
         return _BY_NUMBER.get(number, cls.UNKNOWN)
+
+    @classmethod
+    def of_grpc(cls, number: int) -> ErrorCode:
+        """The code for gRPC status `number`; UNKNOWN for a status that servers do not send."""
+        return next((code for code in cls if code.value == number), cls.UNKNOWN)
 
 
 _BY_NUMBER = {code.number: code for code in ErrorCode}
@@ -109,12 +125,16 @@ class WeirError(Exception):
         backoff_us: int = 0,
         reason: Reason = Reason.NONE,
     ) -> None:
-        super().__init__(message)
+        super().__init__(code, message)
         self.code = code
         self.message = message
         self.retry_after_s = retry_after_s
         self.backoff_us = backoff_us
         self.reason = reason
+
+    def __str__(self) -> str:
+        # As a program's traceback shows it. What is sent or logged by Weir is the `message`.
+        return f"{self.code.name}: {self.message}"
 
     def __repr__(self) -> str:
         return f"WeirError({self.code.name}, {self.message!r})"
@@ -133,6 +153,10 @@ class WeirError(Exception):
     def retryable(self) -> bool:
         """Whether the same request may succeed later, unchanged."""
         return self.code.retryable
+
+
+# Tracebacks show the names under which programs import these classes.
+ErrorCode.__module__ = WeirError.__module__ = "weir"
 
 
 def invalid(message: str) -> WeirError:

@@ -77,7 +77,9 @@ def test_broken_text_names_file_line_and_field(text, line, field):
 
 
 def test_bytes_that_are_not_text_name_their_line():
-    with pytest.raises(WeirError, match=r"^net/config.pbtxt:2:8: field 'backend': the file is not UTF-8 text$"):
+    with pytest.raises(
+        WeirError, match=r"^INVALID_ARG: net/config.pbtxt:2:8: field 'backend': the file is not UTF-8 text$"
+    ):
         parse_config(b'name: "net"\nbackend\xe9: "python"', FILE)
 
 
@@ -206,7 +208,7 @@ def test_json_form_prints_defaults_and_numbers():
     ],
 )
 def test_a_broken_override_is_rejected_with_tritons_text(text, named):
-    with pytest.raises(WeirError, match=r"^Invalid config override: ") as caught:
+    with pytest.raises(WeirError, match=r"^INVALID_ARG: Invalid config override: ") as caught:
         config_from_json(text)
     assert caught.value.code is ErrorCode.INVALID_ARG
     assert named in caught.value.message

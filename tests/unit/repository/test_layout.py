@@ -103,14 +103,19 @@ def test_valid_names(name):
 
 def test_names_are_rejected_with_tritons_texts():
     with pytest.raises(
-        WeirError, match=r"^invalid model name '../a', model name must not contain path traversal characters$"
+        WeirError,
+        match=r"^INVALID_ARG: invalid model name '../a', model name must not contain path traversal characters$",
     ):
         check_model_name("../a")
     for blank in ("", " "):
-        with pytest.raises(WeirError, match=r"^Model name cannot be empty. Please enter a valid name to deploy.$"):
+        with pytest.raises(
+            WeirError, match=r"^INVALID_ARG: Model name cannot be empty. Please enter a valid name to deploy.$"
+        ):
             check_model_name(blank)
     for name in ("model;test", "model\\test", "model'test'", "model!test"):
-        with pytest.raises(WeirError, match=r"^Invalid stub name: contains invalid characters\. invalid model name"):
+        with pytest.raises(
+            WeirError, match=r"^INVALID_ARG: Invalid stub name: contains invalid characters\. invalid model name"
+        ):
             check_model_name(name)
 
 
@@ -155,7 +160,8 @@ def test_version_policy(policy, available, chosen):
 )
 def test_version_policy_that_leaves_none(policy):
     with pytest.raises(
-        WeirError, match=r"^at least one version must be available under the version policy of model 'net'$"
+        WeirError,
+        match=r"^INVALID_ARG: at least one version must be available under the version policy of model 'net'$",
     ) as caught:
         select_versions(ModelConfig(name="net", version_policy=policy), [2] if policy and "specific" in policy else [])
     assert caught.value.code is ErrorCode.INVALID_ARG

@@ -429,6 +429,7 @@ def test_invalid_configurations(fields, field, text):
 
 def test_gpu_instances_need_a_gpu():
     with pytest.raises(
-        ConfigProblem, match=r"^instance group net_0 of model net has kind KIND_GPU but no GPUs are available$"
+        ConfigProblem,
+        match=r"^INVALID_ARG: instance group net_0 of model net has kind KIND_GPU but no GPUs are available$",
     ):
         validate(normalize(config(instance_group=[{"kind": "KIND_GPU"}]), []), [])

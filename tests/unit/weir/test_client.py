@@ -13,7 +13,7 @@ from tritonclient.grpc.service_pb2_grpc import (
 )
 
 from weir.client import Client
-from weir.errors import ErrorCode, WeirError
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 
 class Service(GRPCInferenceServiceServicer):

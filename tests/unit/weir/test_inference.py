@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tritonclient.grpc.service_pb2 import ModelInferResponse
 from tritonclient.utils import serialize_byte_tensor
 
-from weir.errors import ErrorCode, WeirError
 from weir.inference import InferResult, infer_request, parameter_value
+from weir.schemas.core.errors import ErrorCode, WeirError
 
 ARRAYS = [
     (np.array([[True, False]]), "BOOL"),

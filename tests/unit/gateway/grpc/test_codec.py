@@ -360,6 +360,6 @@ def test_classification_replaces_an_output_by_its_highest_classes() -> None:
 def test_a_response_that_grpc_cannot_carry_is_rejected_with_tritons_text() -> None:
     untouched = memoryview(np.zeros(2**31, np.uint8)).cast("B")
     with pytest.raises(
-        WeirError, match=r"^Response has byte size \d+ which exceeds gRPC's byte size limit 2147483647\.$"
+        WeirError, match=r"^INVALID_ARG: Response has byte size \d+ which exceeds gRPC's byte size limit 2147483647\.$"
     ):
         encoded([Tensor("o", "UINT8", [2**31], untouched)])

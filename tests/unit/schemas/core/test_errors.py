@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import http
 import importlib
 
 import grpc
 import pytest
 
+import weir
 from weir.schemas.core.errors import ErrorCode, WeirError, queue_full
 from weir.schemas.wire.messages import pack_error, pack_responses, unpack_responses
 
@@ -60,3 +62,15 @@ def test_a_full_queue_is_429() -> None:
     assert (error.http_status, error.grpc_status, error.retryable) == (429, 8, True)
     assert error.message == "the queue of model 'm' is full: 10 requests wait, and 10 may"
     assert error.code.title == "Resource exhausted"
+
+
+def test_programs_get_these_classes() -> None:
+    """The value of a code is its gRPC status; an error may travel between a program's own processes."""
+    assert (weir.WeirError, weir.ErrorCode) == (WeirError, ErrorCode)
+    assert all(ErrorCode.of_grpc(code.grpc_status) is ErrorCode(code.grpc_status) is code for code in ErrorCode)
+    assert ErrorCode.of_grpc(16) is ErrorCode.UNKNOWN
+    error = queue_full("m", "10 requests wait, and 10 may")
+    copied = copy.copy(error)
+    assert (copied.message, copied.retry_after_s) == (error.message, 1)
+    assert str(copied) == f"RESOURCE_EXHAUSTED: {error.message}"
+    assert repr(copied) == repr(error) == f"WeirError(RESOURCE_EXHAUSTED, {error.message!r})"

@@ -88,5 +88,5 @@ def test_datatypes_without_classes(datatype: str) -> None:
 def test_too_many_elements() -> None:
     most = classification.MAX_CLASSIFIED_ELEMENTS
     assert ranked(np.zeros(most), 1, "INT8")[0] == [1]
-    with pytest.raises(WeirError, match=r"^classification output tensor too large$"):
+    with pytest.raises(WeirError, match=r"^INVALID_ARG: classification output tensor too large$"):
         ranked(np.zeros(most + 1), 1, "INT8")

@@ -342,7 +342,9 @@ def test_correlation_ids_that_fit(data_type: str, correlation_id: int | str) -> 
 def test_a_sequence_must_be_named(correlation_id: int | str) -> None:
     asked = request(tensor("A", [1, 4]))
     asked.correlation_id = correlation_id
-    with pytest.raises(WeirError, match=r"^inference request to model .* must specify a non-zero or non-empty correl"):
+    with pytest.raises(
+        WeirError, match=r"^INVALID_ARG: inference request to model .* must specify a non-zero or non-empty correl"
+    ):
         sequences("TYPE_UINT64").normalize(asked)
 
 
@@ -350,7 +352,9 @@ def test_a_sequence_takes_one_row_at_a_time() -> None:
     for correlation_id in (5, 0):  # Triton looks at the rows first
         asked = request(tensor("A", [2, 4]))
         asked.correlation_id = correlation_id
-        with pytest.raises(WeirError, match=r"^inference request to model .* must specify batch-size 1 due to requi"):
+        with pytest.raises(
+            WeirError, match=r"^INVALID_ARG: inference request to model .* must specify batch-size 1 due to requi"
+        ):
             sequences("TYPE_UINT64").normalize(asked)
 
 

@@ -75,5 +75,5 @@ def test_raw_requests_that_do_not_fit(model: ModelConfig, body: bytes, text: str
 
 
 def test_raw_requests_beyond_the_limit() -> None:
-    with pytest.raises(WeirError, match=r"^Raw input has a byte_size \(601 bytes\) that exceeds"):
+    with pytest.raises(WeirError, match=r"^INVALID_ARG: Raw input has a byte_size \(601 bytes\) that exceeds"):
         parse_raw_request("m", "", bytes(601), config(("A", "UINT8", [-1])), RequestLimits(input_size=600))

@@ -76,7 +76,7 @@ def test_a_malformed_result_is_an_error_of_its_request(wrong: Any, problem: str)
     assert (good, later) == (GOOD, None)
     assert bad is not None
     assert bad.error is not None
-    with pytest.raises(WeirError, match=f"^backend 'mine': .*{problem}"):
+    with pytest.raises(WeirError, match=f"^INTERNAL: backend 'mine': .*{problem}"):
         raise bad.error
 
 
@@ -146,7 +146,7 @@ def test_an_instance_that_panics_while_it_is_created_is_an_error() -> None:
     def make(device: Any) -> Any:
         raise Panic("oh")
 
-    with pytest.raises(WeirError, match=r"^Panic: oh$"):
+    with pytest.raises(WeirError, match=r"^INTERNAL: Panic: oh$"):
         Served(make)
 
 

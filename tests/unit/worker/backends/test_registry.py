@@ -155,7 +155,7 @@ def test_backend_directories_are_listed(tmp_path: Path) -> None:
 def test_every_backend_reports_its_availability(name: str) -> None:
     module, _, kind = BACKENDS[name].partition(":")
     if find_spec(module) is None:
-        with pytest.raises(WeirError, match=f"^backend '{name}' can't run here: No module named"):
+        with pytest.raises(WeirError, match=f"^UNAVAILABLE: backend '{name}' can't run here: No module named"):
             built_in(name)
     else:
         backend = built_in(name)
@@ -186,7 +186,9 @@ def test_two_packages_that_own_the_same_files(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path / "both")
     assert "pip uninstall onnxruntime onnxruntime-gpu" in conflict_of("onnxruntime")
     assert conflict_of("python") == ""
-    with pytest.raises(WeirError, match=r"^backend 'onnxruntime' can't run here: the packages onnxruntime and onnx"):
+    with pytest.raises(
+        WeirError, match=r"^UNAVAILABLE: backend 'onnxruntime' can't run here: the packages onnxruntime and onnx"
+    ):
         BackendRegistry().of(ModelConfig(name="m", backend="onnxruntime"), tmp_path)
     assert isinstance(BackendRegistry().of(ModelConfig(name="m", backend="python"), tmp_path), PythonBackend)
     (reported,) = (row for row in backend_rows(BackendRegistry(), HostGpus()) if row.name == "onnxruntime")

@@ -199,7 +199,7 @@ def test_an_allocation_failure_names_the_sizes(cuda: Any) -> None:
     cuda.reset(memory_bytes=1 << 20)
     instance = DeviceInstance(doubling(cuda), GPU, config(), OUT)
     with pytest.raises(
-        WeirError, match=r"^GPU 0 has no memory for 3145728 bytes more: 1048576 of its 1048576 bytes"
+        WeirError, match=r"^UNAVAILABLE: GPU 0 has no memory for 3145728 bytes more: 1048576 of its 1048576 bytes"
     ) as e:
         run(instance, numbers(np.zeros(500_000)))
     assert e.value.code is ErrorCode.UNAVAILABLE

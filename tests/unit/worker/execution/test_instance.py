@@ -343,7 +343,7 @@ def test_a_device_that_is_lost_at_load(device: Scripted, when: str) -> None:
         "batch_size": 1,
         "inputs": {"IN": {"data_type": "TYPE_FP32", "dims": [1], "zero_data": True}},
     }
-    with pytest.raises(WeirError, match=r"^gone$"):
+    with pytest.raises(WeirError, match=r"^UNAVAILABLE: gone$"):
         Served(make, config(model_warmup=[sample]), shared={"on_device_lost": lambda *told: lost.append(told)})
     assert lost == [("gone", None)]
 

@@ -242,7 +242,7 @@ def test_explicit_amounts_replace_the_largest_needs(texts: list[str], resource: 
         f'Resource count for "{resource[0]}" is limited to {amount} which will prevent scheduling of one or more model '
         f"instances, the minimum required count is {amount + 1}"
     )
-    with pytest.raises(WeirError, match=f"^{re.escape(text)}$") as error:
+    with pytest.raises(WeirError, match=f"^INVALID_ARG: {re.escape(text)}$") as error:
         limiter.add("n", Needs({resource: amount + 1}))
     assert error.value.code is ErrorCode.INVALID_ARG
     assert limiter.request("other") == ["other"], "other instances are not affected"
@@ -253,7 +253,7 @@ def test_a_resource_is_global_or_of_devices() -> None:
     limiter.add("m", Needs({("R", 0): 1}))
     text = 'Resource "R" is present as both global and device-specific resource in the model configuration.'
     for needs in (Needs({("R", GLOBAL): 1}), Needs({("Q", 0): 1, ("R", GLOBAL): 1})):
-        with pytest.raises(WeirError, match=f"^{re.escape(text)}$"):
+        with pytest.raises(WeirError, match=f"^INVALID_ARG: {re.escape(text)}$"):
             limiter.add("n", needs)
     assert limiter.amounts == {("R", 0): 1}
     limiter.remove("m")

@@ -117,7 +117,7 @@ class TestPacked:
             environment_of(version(EXECUTION_ENV_PATH=str(tmp_path / "env.tar.gz")))
 
     def test_a_missing_environment(self, version: Version) -> None:
-        with pytest.raises(WeirError, match=r"^Failed to get the canonical path for nowhere\.tar\.gz\.$"):
+        with pytest.raises(WeirError, match=r"^INTERNAL: Failed to get the canonical path for nowhere\.tar\.gz\.$"):
             environment_of(version(EXECUTION_ENV_PATH="nowhere.tar.gz"))
 
     def test_an_environment_without_activation_script(self, version: Version, tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ class TestRequirements:
         assert not list((tmp_path / "cache").glob("*/*"))
 
     def test_a_missing_requirements_file(self, version: Version) -> None:
-        with pytest.raises(WeirError, match=r"^model 'm' has no requirements file 'none\.txt'$"):
+        with pytest.raises(WeirError, match=r"^INVALID_ARG: model 'm' has no requirements file 'none\.txt'$"):
             environment_of(version(requirements="none.txt"))
 
     def test_together_with_a_packed_environment(self, version: Version) -> None:
