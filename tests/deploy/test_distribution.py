@@ -14,8 +14,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -25,7 +27,8 @@ from typing import NamedTuple
 import pytest
 
 from tests.support.deploy.compose_project import ROOT
-from tests.support.models.zoo import write_identity
+from tests.support.models.zoo import config_text, write_identity, write_model
+from tests.support.servers.demo import demo_served
 from weir import __version__
 from weir.console.npm.copy_files import FILES, LICENSES
 
@@ -71,21 +74,50 @@ def source_files() -> set[str]:
     return {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
 
 
+def git_archive(folder: Path, kind: str) -> Path:
+    """An archive in `folder` of the files that `source_files` names, as git writes it of a commit."""
+    variables = {
+        **os.environ,
+        "GIT_INDEX_FILE": str(folder / "index"),
+        "GIT_OBJECT_DIRECTORY": str(folder / "objects"),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": git("rev-parse", "--path-format=absolute", "--git-path", "objects"),
+    }
+    (folder / "objects").mkdir()
+    git("add", "--all", **variables)
+    path = folder / f"archive.{kind}"
+    git("archive", "--output", str(path), git("write-tree", **variables), **variables)
+    return path
+
+
+def git(*words: str, **variables: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, env=variables or None, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def copy_web_files(source: Path) -> None:
+    """What `make install` adds to a checkout, as far as it is here."""
+    for name in WEB_FILES:
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+
+
+def build(source: Path, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", folder, source]
+    return subprocess.run(command, cwd=folder.parent, capture_output=True, text=True)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distribution:
-    """What `make dist` built, or what is built here: the sdist, and from it the wheel."""
+    """What `make dist` built, or what is built here from an archive by git: the sdist, and from it the wheel."""
     folder = Path(os.environ.get("WEIR_DIST", ""))
     if not os.environ.get("WEIR_DIST"):
         source = tmp_path_factory.mktemp("source")
-        for name in source_files() | {name for name in WEB_FILES if (ROOT / name).is_file()}:
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, source / name)
-        for name in LINKED:
-            (source / "weir" / name).symlink_to(f"../{name}")
+        archive = git_archive(tmp_path_factory.mktemp("archive"), "tar")
+        subprocess.run(["tar", "--extract", "--file", archive, "--directory", source], check=True)
+        copy_web_files(source)
         folder = source / "dist"
-        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
-        done = subprocess.run(command, cwd=source, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert build(source, folder).returncode == 0
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return Distribution(wheel.absolute(), sdist.absolute())
 
@@ -102,6 +134,33 @@ def test_the_files_of_the_wheel_are_those_of_the_packages(built: Distribution) -
     expected = {name for name in installed if name.startswith("weir/") and not name.startswith(NOT_SHIPPED)}
     shipped = {name for name in built.wheel_names() if ".dist-info/" not in name}
     assert shipped == expected
+
+
+def test_wheels_from_the_sdist_and_from_the_tree_are_equal(built: Distribution, tmp_path: Path) -> None:
+    """`built` has the wheel of the sdist. The tree has the links, and build products beside them."""
+    for name in source_files() | WEB_FILES:
+        target = tmp_path / "tree" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, target, follow_symlinks=False)
+    for name in LINKED:
+        (tmp_path / "tree" / "weir" / name).symlink_to(f"../{name}")
+    done = build(tmp_path / "tree", tmp_path / "dist", "--wheel")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert checksums(wheel) == checksums(built.wheel)
+
+
+def checksums(wheel: Path) -> dict[str, int]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {entry.filename: entry.CRC for entry in archive.infolist()}
+
+
+def test_an_archive_that_has_lost_the_links_is_rejected_with_the_reason(tmp_path: Path) -> None:
+    with zipfile.ZipFile(git_archive(tmp_path, "zip")) as archive:
+        archive.extractall(tmp_path / "source")  # writes a link as a file, as others do
+    done = build(tmp_path / "source", tmp_path / "dist", "--wheel")
+    assert done.returncode != 0
+    assert "the links in weir/ are lost, as in an archive of type .zip: clone with git" in done.stdout + done.stderr
 
 
 def test_the_wheel_installs_one_name(built: Distribution) -> None:
@@ -134,6 +193,109 @@ def test_twine_accepts_both(built: Distribution) -> None:
     command = [sys.executable, "-m", "twine", "check", "--strict", built.wheel, built.sdist]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Beside a user's modules that have the names of Weir's packages
+
+STRANGERS = sorted(path.stem for path in (ROOT / "weir").iterdir() if not path.name.startswith(("_", "py")))
+"""`bus`, `client`, `schemas`, `worker` and so on."""
+
+TEST_OF_THE_USER = """
+import numpy as np
+import weir
+from weir.testing import run_backend
+
+ROW = np.array([[1, 2, 3]], np.float32)
+
+
+def test_served_models(weir_server):
+    for name in ("plain", "isolated"):
+        assert weir_server.infer(name, {"IN": ROW})["OUT"].tolist() == ROW.tolist()
+    assert weir_server.infer("python", {"IN": ROW})["OUT"].tolist() == (2 * ROW).tolist()
+
+
+def test_a_server():
+    with weir.Server("models", id="mine") as server:
+        assert server.metadata()["name"] == "mine"
+
+
+def test_a_backend():
+    with run_backend("models/plain") as model:
+        assert model.infer({"IN": ROW})["OUT"].tolist() == ROW.tolist()
+"""
+
+MODEL_OF_THE_USER = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        rows = [pb_utils.get_input_tensor_by_name(request, "IN").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("OUT", row * 2)]) for row in rows]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a module of each of our packages' names, which nobody may import, and with models and a test."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in STRANGERS:
+        (folder / f"{name}.py").write_text(f"raise ImportError('the {name} of the user')\n")
+    (folder / "test_mine.py").write_text(TEST_OF_THE_USER)
+    models = folder / "models"
+    write_identity(models, "plain", "FP32")
+    write_identity(models, "isolated", "FP32")
+    with (models / "isolated" / "config.pbtxt").open("a") as config:
+        config.write('\nparameters { key: "isolation" value { string_value: "process" } }\n')
+    tensors = {"IN": ("FP32", [-1])}, {"OUT": ("FP32", [-1])}
+    python = write_model(models, "python", config_text("python", "python", *tensors, batch=8))
+    (python / "1" / "model.py").write_text(MODEL_OF_THE_USER)
+    return folder
+
+
+@pytest.fixture(params=["checkout", "wheel"])
+def place(request: pytest.FixtureRequest, built: Distribution, tmp_path: Path) -> tuple[Path, str]:
+    """A Python that has Weir from one of the two, and what its PYTHONPATH needs for that."""
+    if request.param == "checkout":
+        return Path(sys.executable), str(ROOT)
+    venv.create(tmp_path / "venv", symlinks=True)
+    (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--target", packages, built.wheel], check=True)
+    # All but Weir is that of this environment, whose own .pth files Python does not read there.
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
+    return tmp_path / "venv" / "bin" / "python", ""
+
+
+def read(url: str, body: bytes | None = None) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=20) as reply:
+        content: bytes = reply.read()
+    return content
+
+
+@pytest.mark.timeout(180)
+def test_modules_of_the_user_with_our_names_are_not_imported(place: tuple[Path, str], project: Path) -> None:
+    python, ours = place
+    path = os.pathsep.join(filter(None, [str(project), ours]))
+    environment = {**os.environ, "PYTHONPATH": path}
+    where = [python, "-c", "import weir.gateway.main, weir.worker.main; print(weir.gateway.__file__)"]
+    printed = subprocess.run(where, cwd=project, env=environment, check=True, capture_output=True, text=True).stdout
+    assert printed.startswith(str(ROOT if ours else python.parents[1])), printed
+    with demo_served(project, "--console-port=0", python=python, path=path) as served:
+        http = f"http://127.0.0.1:{served.ports['8000']}"
+        labels = read(f"{http}/v2/models/magika/infer", (project / ".weir/demo/request.json").read_bytes())
+        assert b"python" in labels
+        assert b"weir" in read(f"http://127.0.0.1:{served.ports['8002']}/metrics")
+        for page in (
+            f"{http}/docs",
+            f"{http}/docs/swagger-ui-bundle.js",
+            f"{served.console_url}/web/vendor/preact.mjs",
+        ):
+            assert len(read(page)) > 100, page
+    tests = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--weir-model-repository=models", "test_mine.py"]
+    done = subprocess.run(tests, cwd=project, env=environment, capture_output=True, text=True)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
 
 
 # In an environment of its own

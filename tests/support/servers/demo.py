@@ -51,14 +51,16 @@ def environment(served: Served | None = None) -> dict[str, str]:
 
 
 @contextmanager
-def demo_served(folder: Path, *options: str) -> Iterator[Served]:
-    """The demo's server on free ports, with what it makes in `folder`; it must end cleanly."""
+def demo_served(
+    folder: Path, *options: str, python: str | Path = sys.executable, path: str = str(ROOT)
+) -> Iterator[Served]:
+    """The demo's server on free ports, with what it makes in `folder`; it must end cleanly. `path` is its PYTHONPATH."""
     log = folder / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "weir", "demo", "--serve", *DRAWN_PORTS, *options],
+            [python, "-m", "weir", "demo", "--serve", *DRAWN_PORTS, *options],
             cwd=folder,
-            env=environment(),
+            env={**environment(), "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
