@@ -44,7 +44,7 @@ from weir.commands.serve_roles import (
     worker_roles,
 )
 from weir.commands.terminal import one_line
-from weir.console.settings import DEFAULT_PORT as CONSOLE_PORT
+from weir.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.errors import StartError
 from weir.options import OPTIONS, UsageError
 from weir.options.broker import ACCESS_OPTIONS

@@ -24,10 +24,11 @@ from weir.bus.streams.acked_publisher import AckedPublisher
 from weir.bus.streams.dead_letters import DeadLetters
 from weir.calls.gateway_api import GatewayApi
 from weir.cluster.observation.observer import Observation
+from weir.console import DEFAULT_PORT
 from weir.console.api.app import make_app
 from weir.console.api.context import ConsoleContext
 from weir.console.collection.view import ClusterView
-from weir.console.settings import DEFAULT_PORT, ConsoleSettings
+from weir.console.settings import ConsoleSettings
 from weir.runtime.limits.process_limits import find_limits, log_limits
 from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
 from weir.runtime.role_life import run_role

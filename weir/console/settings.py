@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess
 from weir.telemetry.log_settings import LogOptions
 
-DEFAULT_PORT = 8080
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings(LogOptions):
     """Settings of `weir console`. Fields have the names and units of the options. Port None is
-    `DEFAULT_PORT`, 0 a free one.
+    `weir.console.DEFAULT_PORT`, 0 a free one.
     """
 
     nats_url: str

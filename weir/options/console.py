@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weir.console.settings import DEFAULT_PORT
+from weir.console import DEFAULT_PORT
 from weir.options.option import CONSOLE, SERVE, Option, switch
 from weir.options.values import Integer, Text
 

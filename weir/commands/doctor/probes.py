@@ -38,7 +38,7 @@ from weir.commands.doctor.facts import (
 from weir.commands.doctor.python_build import is_optimized
 from weir.commands.listening import IN_USE, listen_problem
 from weir.commands.running_server import data_home, local_servers
-from weir.console.settings import DEFAULT_PORT as CONSOLE_PORT
+from weir.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.options import SERVE, options_of
 from weir.runtime.control_groups import limits_of
 from weir.runtime.limits.budgets import memory_for_requests_bytes
