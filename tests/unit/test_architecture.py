@@ -389,6 +389,29 @@ def test_a_package_is_linked_or_lies_in_weir() -> None:
     assert {path.parent.name for path in ROOT.glob("*/__init__.py")} & LAYERS.keys() == {*LINKED, "weir"}
 
 
+def test_the_table_of_the_architecture_has_every_package_and_its_rooms() -> None:
+    """Rooms are the subfolders that have modules, and the console's page."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = {}
+    for layer, folder, rooms in re.findall(r"^\| (\d) \| `([\w/]+)/` \|([^|]*)\|", page, re.MULTILINE):
+        listed[folder] = (int(layer), set(re.findall(r"`(\w+)`", rooms)))
+    found = {}
+    for package, layer in LAYERS.items():
+        folder = package if package in (*LINKED, "weir") else f"weir/{package}"
+        rooms = {path.parent.name for path in (ROOT / folder).glob("*/*.py")} | {
+            name for name in ("web",) if (ROOT / folder / name).is_dir()
+        }
+        found[folder] = (layer, rooms - LAYERS.keys() if package == "weir" else rooms)
+    assert listed == found
+
+
+def test_the_table_of_the_contributors_has_every_package() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (.*) \|$", page, re.MULTILINE)
+    listed = {name: int(layer) for layer, text in rows for name in re.findall(r"`(\w+)`", text)}
+    assert listed == LAYERS | dict.fromkeys(OWN_ROOMS, LAYERS["weir"])
+
+
 def test_every_room_exists() -> None:
     named = {(package, room) for package, lines in ROOMS.items() for line in lines for room in line.split()}
     existing = {(one.package, one.room) for one in PRODUCT}
