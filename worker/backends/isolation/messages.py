@@ -28,7 +28,6 @@ BATCH_ERROR_PREFIX = "\x00"
 """Precedes the message of an error that fails the whole batch, as opposed to a model's response to one request."""
 
 _ENCODED_ERROR = re.compile("\x00([0-9]+) (.*)\x00", re.DOTALL)
-_SOURCE_ROOT = Path(__file__).parents[4]
 
 
 def encode_error(error: WeirError) -> str:
@@ -55,12 +54,11 @@ def locate_backend(backend: Backend, model: ModelVersion) -> dict[str, str]:
     if isinstance(backend, HasCodeFile):
         return {"file": str(backend.code_file(model).resolve()), "class": "Backend"}
     kind = type(backend)
-    file = Path(inspect.getfile(kind)).resolve()
     if "." in kind.__qualname__:
         raise internal(f"backend {kind.__qualname__} is not at the top level of a module, so no process can import it")
-    if file.is_relative_to(_SOURCE_ROOT) and kind.__module__.startswith("weir.worker."):
+    if kind.__module__.startswith("weir.worker."):  # that of a user's file has a name of its own
         return {"module": kind.__module__, "class": kind.__qualname__}
-    return {"file": str(file), "class": kind.__qualname__}
+    return {"file": str(Path(inspect.getfile(kind)).resolve()), "class": kind.__qualname__}
 
 
 def import_backend(location: dict[str, str]) -> Backend:
