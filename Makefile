@@ -67,7 +67,6 @@ serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002, 808
 	$(RUN) weir demo --serve
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.
-	@echo "left out: $$($(RUN) pytest -m gpu --collect-only --quiet | grep -c ::) gpu tests, $$($(RUN) pytest -m slow --collect-only --quiet | grep -c ::) slow tests"
 	$(RUN) pytest -n 2 --dist loadfile -m "not slow and not gpu and not containers"
 
 test-slow: $(TESTED) ## Run the slow tests.

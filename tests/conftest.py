@@ -1,8 +1,12 @@
 """What holds for every test."""
 
 import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import hypothesis
+import pytest
 
 # Tests tell nobody what they run; ONNX Runtime's packages would.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -13,3 +17,33 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # How long an example takes says nothing on machines that do other work too.
 hypothesis.settings.register_profile("weir", deadline=None)
 hypothesis.settings.load_profile("weir")
+
+
+# What a run leaves out, by the marker that says why. Workers of xdist send their counts, which are equal, to the parent.
+
+MARKERS = ("slow", "gpu", "containers")
+_left_out: Counter[str] = Counter()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Count them by their markers; a test that has two counts for the first."""
+    _left_out.update(next((name for name in MARKERS if item.get_closest_marker(name)), "other") for item in items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send the counts of a worker."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = dict(_left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over the counts of a worker that has ended. One that was killed sends none."""
+    _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}) if not _left_out else {})
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print them at the end of the run."""
+    if _left_out:
+        counts = ", ".join(f"{count} {name}" for name, count in sorted(_left_out.items()))
+        terminalreporter.line(f"left out by marker: {counts}")
