@@ -331,8 +331,8 @@ def installed(built: Distribution, tmp_path_factory: pytest.TempPathFactory) -> 
     (folder / "work").mkdir()
     one = Installed(scripts / "python", scripts / "weir", folder / "work")
     page = (ROOT / "docs" / "installation.md").read_text()
-    (documented,) = re.findall(r"^pip install 'weir-serve\[demo\]'$", page, re.MULTILINE)
-    words = shlex.split(documented.replace("weir-serve", str(built.wheel)))
+    (documented,) = re.findall(r"^pip install '\.\[demo\]'$", page, re.MULTILINE)
+    words = shlex.split(documented.replace(".[", f"{built.wheel}["))
     done = one.run(one.python, "-m", *words, "--quiet", "--disable-pip-version-check", "--constraint", constraints)
     assert done.returncode == 0, done.stderr
     return one

@@ -1,8 +1,8 @@
 """Every documented command works as shown.
 
 A line of an `sh` block runs unchanged except for the ports of the server. `make` targets take minutes or the documented
-ports, so their recipes are checked (`make -n`), and the programs behind `demo` and `serve` run here; `make demo` itself
-is a slow test. `make test`, `lint`, `bench` and `faults` have no test; `.ci/run` runs the first two.
+ports, so their recipes are checked (`make -n`), and the programs behind `demo` and `serve` run here; the slow test
+test_first_commands.py runs both. `make test`, `lint`, `bench` and `faults` have no test; `.ci/run` runs the first two.
 """
 
 from __future__ import annotations
@@ -47,6 +47,9 @@ OF_EVENTS = (".venv/bin/python -m examples.events.", "node examples/events/")
 PERF_ANALYZER = "perf_analyzer "
 """Triton's load tester: test_load_testers.py runs it where it is installed."""
 
+INSTALLATION = "pip install '.[cpu]'"
+"""test_first_commands.py runs it in a fresh clone."""
+
 ROLES_APART = "docs/serving.md"
 THREE_HOSTS = "docs/operations.md"
 
@@ -70,6 +73,7 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
         ".venv/bin/nats-server ",
         "WEIR_HOST_ID=",
         PERF_ANALYZER,
+        INSTALLATION,
         *OF_EVENTS,
     )
     assert [line for page, line in commands() if page != REPOSITORIES and not line.startswith(kinds)] == []
@@ -319,14 +323,6 @@ def test_the_demo_recognises_files_hears_speech_and_reads_a_picture(tmp_path: Pa
     assert any(row[:1] == ["silence"] and row[2] == "0%" for row in rows)
     assert all(line in done.stdout for line in LINES)
     assert [row[1] for row in rows if row[:1] == ["magika"] and len(row) == 6] == ["1", "8", "32"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_make_demo() -> None:
-    done = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=170)
-    assert done.returncode == 0, done.stderr
-    assert "Stopped cleanly" in done.stdout
 
 
 def test_the_test_file_of_the_python_page(served: Served, tmp_path: Path) -> None:

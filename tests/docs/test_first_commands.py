@@ -1,0 +1,88 @@
+"""Every command of the README works in a fresh clone, from the first to the last, without an installed Weir.
+
+`make test` would run this test again: of it the installation runs here, and `.ci/run` the rest, in a fresh clone too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.docs.pages import ROOT, all_blocks, commands
+
+PAGE = "README.md"
+LISTENING = "Files to try"
+"""In the last line that `make serve` prints."""
+
+
+class FirstHour:
+    """A fresh clone in `folder`, with an environment of the person's own, which is active."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "clone"
+        subprocess.run(["git", "clone", "--quiet", ROOT, self.folder], check=True)
+        venv.create(folder / "own", with_pip=True, symlinks=True)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("WEIR_", "PYTHON", "VIRTUAL_ENV", "NATS_"))}
+        self.environment = {**kept, "PATH": f"{folder / 'own' / 'bin'}{os.pathsep}{kept['PATH']}"}
+
+    def run(self, command: str) -> str:
+        """What a command printed; it must succeed."""
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.folder, env=self.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
+        return done.stdout
+
+    @contextmanager
+    def running(self, command: str, ready: str) -> Iterator[None]:
+        """A command that serves until Ctrl-C, from the line that has `ready` on."""
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        try:
+            assert any(ready in line for line in process.stdout), f"{command} ended"
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            process.stdout.read()
+            process.stdout.close()
+            process.wait(60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_command_of_the_page(tmp_path: Path) -> None:
+    hour = FirstHour(tmp_path)
+    lines = [line for page, line in commands() if page == PAGE]
+    assert lines[:3] == ["make demo", "make test", "make serve"]
+    assert "Stopped cleanly" in hour.run("make demo")
+    hour.run("make .venv/.installed-for-tests")
+    with hour.running("make serve", LISTENING):
+        for line in lines[3:]:
+            if line.startswith(("curl", ".venv/bin/weir status")):
+                hour.run(line)
+        (program,) = [block.text for block in all_blocks() if block.page == PAGE and block.language == "python"]
+        (hour.folder / "program.py").write_text(program)
+        assert ":sql" in hour.run(".venv/bin/python program.py")
+    (installation,) = [line for line in lines if line.startswith("pip install")]
+    hour.run(f"{installation} --quiet --disable-pip-version-check")
+    assert hour.run("cd / && weir --version").startswith("weir ")
+    (serve,) = [line for line in lines if ".venv/bin/weir serve" in line]
+    for command in (serve, serve.replace(".venv/bin/weir", "weir")):
+        with hour.running(command, "READY"):
+            pass
+    known = {"make", "curl", ".venv/bin/weir", "pip"}
+    assert {line.split()[0] for line in lines} <= known, "each kind of command is run above"
