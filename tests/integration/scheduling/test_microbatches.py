@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from tests.support.clients.stock import grpc_inputs
 from tests.support.models.zoo import write_python_model
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
-from weir.scheduler.replay import Replay, read_log
 
 IN_FLIGHT = 64
 TWO = "instance_group [{ count: 2 kind: KIND_CPU }]"
@@ -30,30 +28,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         write_python_model(folder / "models", name, "faulty", *words)
     numbers = {"IN": ("INT64", [1])}, {"OUT": ("INT64", [1])}
     write_python_model(folder / "models", "asking", "self_asking", *numbers, 0, TWO)
-    (folder / "events").mkdir()
-    started = Server(folder, folder / "models", f"--event-log={folder / 'events'}")
+    started = Server(folder, folder / "models", "--log-verbose=1")
     try:
         yield started
         assert started.in_flight() == 0
         assert started.stop() == 0
     finally:
         started.close()
-
-
-def batches_of(server: Server, model: str) -> Counter[int]:
-    """How many batches of which number of requests the scheduler has sent to a model, as far as that is written yet."""
-    sizes: Counter[int] = Counter()
-    for path in sorted((server.folder / "events").glob("**/*.events")):
-        header, events = read_log(path)
-        replay = Replay(header)
-        if header.model != model:
-            continue
-        for event in events:
-            actions, difference = replay.feed(event)
-            assert not difference
-            if event.method == "dispatch":
-                sizes.update(len(batch.requests) for batch in actions[0])
-    return sizes
 
 
 def answers(
@@ -112,7 +93,7 @@ def test_each_is_answered_and_counted_as_an_execution_of_its_own(server: Server)
         nonlocal sent
         sent += len(asked)
         assert answers(server, "words", words(*asked)) == asked
-        return max(batches_of(server, "words"), default=0) > 1
+        return max(server.batches("words").values()) > 1
 
     wait_until(come_together)
     with server.http() as client:

@@ -39,7 +39,7 @@ class Cluster:
         for number in range(4):
             write_identity(self.models, f"single_{number}", "FP32")
         self.start = Start(folder)
-        self.scheduler = self.start("scheduler", "--live-streams=4", f"--event-log={folder / 'events'}")
+        self.scheduler = self.start("scheduler", "--live-streams=4")
         self.workers = [self._worker() for _ in range(2)]
         ports = self.start("gateway", "--http-port=0", "--grpc-port=0", "--metrics-port=0").facts
         self.gateway = Endpoints(*(f"127.0.0.1:{ports[f'{name}_port']}" for name in ("http", "grpc", "metrics")))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -94,6 +95,13 @@ class Server(Endpoints):
     def log(self) -> str:
         """What it wrote to its standard error."""
         return self._log.read_text()
+
+    def batches(self, model: str) -> Counter[str]:
+        """The batches that the scheduler has sent of `model`, by their ids, each with its number of requests.
+
+        From the log: the server needs --log-verbose=1.
+        """
+        return Counter(re.findall(rf", model '{re.escape(model)}': in batch (\d+) for instance ", self.log()))
 
     def printed_value(self, row: str) -> str:
         """The value in a row of the start-up block."""

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from tests.support.scheduling.requests import CountingFrame, part
-from weir.bus.naming.live_queues import LiveQueue
 from weir.scheduler.batching.request import requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.instances import Placement
@@ -23,7 +22,6 @@ from weir.scheduler.placement.placement_view import (
     placement_view,
     share_of,
 )
-from weir.scheduler.recording.event_log import EventLog
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.requests import SEQUENCE_START
 from weir.schemas.wire.registry import MAX_INSTANCES, ModelRecord, ModelState, VersionRecord
@@ -263,14 +261,13 @@ def test_instances_are_used_by_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["direct", "oldest"])
-def test_partitions_of_one_scheduler_number_their_sequences_uniquely(strategy: str, tmp_path: Any) -> None:
+def test_partitions_of_one_scheduler_number_their_sequences_uniquely(strategy: str) -> None:
     """Instances and checkpoints know a sequence by its scheduler and the number of its run."""
     batching = {"direct": {}} if strategy == "direct" else {"oldest": {"max_candidate_sequences": 2}}
     of_sequences = ModelConfig.model_validate({"name": "m", "max_batch_size": 2, "sequence_batching": batching})
     draw, runs = count(1).__next__, []
-    log = EventLog(tmp_path, "scheduler")
     for partition in range(2):
-        scheduler: ModelScheduler = log.model(LiveQueue("m", partition), draw)
+        scheduler = ModelScheduler("m", draw)
         scheduler.configure(1, of_sequences)
         scheduler.set_instances("w", {1: 1}, {1: [partition]})
         begins = part(1)._replace(correlation_id=7, sequence_flags=SEQUENCE_START)
@@ -279,6 +276,3 @@ def test_partitions_of_one_scheduler_number_their_sequences_uniquely(strategy: s
         assert batch.instance.number == partition
         runs.append(batch.places[0].run)
     assert len(set(runs)) == 2
-    log.close()
-    files = sorted(path.name.split(".")[0] for path in tmp_path.iterdir())
-    assert files == ["m", "m=p1"], "each has files of its own"
