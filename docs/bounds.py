@@ -164,8 +164,6 @@ weir.worker.sequence_reports:MAX_SEQUENCES | started sequences of a version that
 weir.scheduler.service.service:MAX_LOOKUPS | sequences of former owners that are looked up at a time | they wait
 weir.scheduler.service.former_sequences:REPORT_TIMEOUT_S | wait for these reports | any sequence counts as lost for as long as one may be idle
 weir.scheduler.sequences.table:MAX_LOST | lost sequences that are remembered | rejected as not started
-weir.scheduler.recording.event_log:MAX_LOG_FILE_BYTES | events in one file of an event log | the next file is started
-weir.scheduler.recording.event_log:KEPT_LOG_FILES | event log files kept of each queue | the oldest is removed
 weir.scheduler.sequences.sequence:MAX_REPLAY_BYTES | bodies of one version kept for replay since the last checkpoints | a sequence that loses its slot ends
 weir.scheduler.ownership.controller:POLICY_RESTART_S | time between two restarts of a queue whose policy fails | requests wait
 weir.scheduler.ownership.controller:MAX_CONCURRENT_CHANGES | queues that a scheduler acquires or hands over at once | the others wait

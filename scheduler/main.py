@@ -7,7 +7,6 @@ import functools
 import gc
 import logging
 import time
-from pathlib import Path
 
 from weir.bus.kv.settings import follow_log
 from weir.bus.naming.identity import new_id
@@ -15,9 +14,8 @@ from weir.bus.nats.connection import Bus
 from weir.runtime.limits.process_limits import find_limits, log_limits
 from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
 from weir.runtime.role_life import run_role
+from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.ownership.controller import OwnershipController
-from weir.scheduler.recording.event_log import EventLog
-from weir.scheduler.service.owned_queue import new_policy
 from weir.scheduler.service.service import SchedulerService, ServiceOptions
 from weir.scheduler.settings import SchedulerSettings
 from weir.telemetry.log_settings import LogSettings
@@ -39,7 +37,6 @@ async def _schedule(
     scheduler_id = settings.scheduler_id or new_id("scheduler")
     log_limits(logger, find_limits())
     try:
-        event_log = EventLog(Path(settings.event_log), scheduler_id) if settings.event_log else None
         bus = await Bus.connect(
             settings.nats_url, scheduler_id, background, access=settings.nats_access, role="scheduler"
         )
@@ -49,7 +46,7 @@ async def _schedule(
         announce_failure(str(error))
         return 1
     policy = functools.partial(
-        event_log.model if event_log else new_policy,
+        ModelScheduler,
         unavailable_timeout_us=int(settings.scale_from_zero_patience_secs * 1e6),
         max_queue_wait_us=int(settings.max_queue_wait_secs * 1e6),
     )
@@ -67,7 +64,5 @@ async def _schedule(
     await ownership.hand_over_all(settings.exit_timeout_secs)
     await service.stop(max(0.0, deadline_s - time.monotonic()))
     await ownership.withdraw()
-    if event_log is not None:
-        event_log.close()
     await bus.close()
     return 0

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
-from typing import Any
 
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
@@ -47,7 +46,7 @@ from weir.scheduler.sequences.sequence import CorrelationId
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import BatchOutcome
+from weir.schemas.wire.messages import BatchOutcome, StartedSequence
 
 LATEST = -1
 
@@ -143,15 +142,16 @@ class ModelScheduler:
         if isinstance(configured, VersionScheduler):
             configured.limit_wait(config.max_queue_wait_us, self._max_queue_wait_us)
 
-    def take_over(self, now_us: int, sequences: Iterable[Sequence[Any]], is_complete: int) -> None:
+    def take_over(self, now_us: int, sequences: Iterable[StartedSequence], is_complete: bool) -> None:
         """Sets the sequences that the former owner of the queue had. Call before `configure`.
 
-        Each is a `StartedSequence`, or its fields. `is_complete` (0 or 1): there were no others.
+        `is_complete`: there were no others.
         """
         by_version: dict[int, dict[CorrelationId, FormerSequence]] = {}
-        for version, id, *fields in sequences:
-            by_version.setdefault(version, {})[id] = FormerSequence(*fields)
-        self._former = FormerSequences(by_version, now_us, bool(is_complete))
+        for started in sequences:
+            former = FormerSequence(started.age_us, started.number, started.gateway, started.key)
+            by_version.setdefault(started.version, {})[started.id] = former
+        self._former = FormerSequences(by_version, now_us, is_complete)
         self.may_seek = True
 
     def take_sought(self) -> list[SoughtSequence]:
@@ -162,13 +162,12 @@ class ModelScheduler:
         stateful = (version for version in self._versions.values() if isinstance(version, SequenceScheduler))
         return [sought for version in stateful for sought in version.take_sought()]
 
-    def sequence_found(self, version: int, id: CorrelationId, found: Sequence[Any] | None) -> Ended:
-        """Has a sequence continue from what is stored of it (the fields of `FoundSequence`; None: nothing)."""
+    def sequence_found(self, version: int, id: CorrelationId, found: FoundSequence | None) -> Ended:
+        """Has a sequence continue from what is stored of it (None: nothing)."""
         current = self._versions.get(version)
         if not isinstance(current, SequenceScheduler):
             return NOTHING_ENDED
-        row = None if found is None else FoundSequence(*found)
-        return self._forget(((), current.sequence_found(id, row)))
+        return self._forget(((), current.sequence_found(id, found)))
 
     def _replace(self, replaced: AnyVersion) -> None:
         """Retires a version's scheduler for one of the other kind; `_route` moves the waiting requests there."""

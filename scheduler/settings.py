@@ -30,4 +30,3 @@ class SchedulerSettings(LogOptions):
     max_queue_wait_secs: float = 0.0
     scale_to_zero: bool = False
     scale_from_zero_patience_secs: float = 30.0
-    event_log: str = ""

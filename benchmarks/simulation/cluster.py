@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import count
 
 from benchmarks.simulation.outcome import Outcome
-from benchmarks.simulation.scenario import RECORDED, Scenario
+from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.virtual_clock import NEVER, Stuck, VirtualClock
 from benchmarks.simulation.workload import Workload, service_factors, workload_of
 from weir.scheduler.batching.batch import Batch
@@ -47,8 +47,6 @@ class Cluster:
     """The simulated cluster of one run. All times are microseconds since the start."""
 
     def __init__(self, scenario: Scenario, workload: Workload) -> None:
-        if scenario.policy == RECORDED and workload.config is None:
-            raise ValueError("no configuration was recorded: give --trace an event log")
         self._scenario = scenario
         self._workload = workload
         self._clock = VirtualClock(workload.times_us, _PATIENCE_US)
@@ -92,9 +90,7 @@ class Cluster:
     def _model(self, number: int) -> _Model:
         name = f"model-{number}"
         scheduler = ModelScheduler(name, self._batch_ids.__next__)
-        config = self._workload.config if self._scenario.policy == RECORDED else self._scenario.config(name)
-        assert config is not None
-        scheduler.configure(_VERSION, config)
+        scheduler.configure(_VERSION, self._scenario.config(name))
         return _Model(number, scheduler)
 
     def _handle(self, kind: int, what: object, now_us: int) -> None:
@@ -124,7 +120,7 @@ class Cluster:
             number,
             _LATEST,
             work.rows[number],
-            work.shape_keys[number] if work.shape_keys else "",
+            "",
             work.priorities[number],
             work.timeouts_us[number],
             -(-(now_us + deadline_us) // 1000) if deadline_us else 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.schemas.config.model_config import ModelConfig
 
-DYNAMIC, DEFAULT, DIRECT, OLDEST, RECORDED = "dynamic", "default", "direct", "oldest", "recorded"
+DYNAMIC, DEFAULT, DIRECT, OLDEST = "dynamic", "default", "direct", "oldest"
 SEQUENCES = (DIRECT, OLDEST)
 
 
@@ -20,9 +20,7 @@ def _told(help: str, default: Any, choices: tuple[str, ...] = ()) -> Any:
 class Scenario:
     """The options of a simulation, in Triton's names; times without a unit in their name are in microseconds."""
 
-    policy: str = _told(
-        "the scheduler of each model; recorded: as the trace has it", DYNAMIC, (DYNAMIC, DEFAULT, *SEQUENCES, RECORDED)
-    )
+    policy: str = _told("the scheduler of each model", DYNAMIC, (DYNAMIC, DEFAULT, *SEQUENCES))
     requests: int = _told("how many come", 100_000)
     seed: int = _told("the same seed, the same outcome", 0)
     models: int = _told("how many there are", 1)
@@ -36,7 +34,7 @@ class Scenario:
     rate: float = _told("requests a second, of all models; 0: as --load has it", 0.0)
     burst_on_s: float = _told("mean length of a burst, of bursty arrivals", 0.05)
     burst_off_s: float = _told("mean length of the silence after it", 0.05)
-    trace: str = _told("take arrivals from this event log, or from a file of microseconds, one a line", "")
+    trace: str = _told("take arrivals from this file of microseconds, one a line", "")
     rows: str = _told("batch sizes of requests, with their shares", "1")
     priorities: str = _told("priorities of requests, with their shares: 1=0.2,2=0.8", "0")
     timeouts: str = _told("timeouts of requests, with their shares", "0")

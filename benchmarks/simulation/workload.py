@@ -1,18 +1,14 @@
-"""`Workload`: arrivals from distributions, or from a scheduler's recorded event log."""
+"""`Workload`: arrivals from distributions, or from a file of times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.simulation.scenario import SEQUENCES, Scenario, mix
-from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.replay import NotAnEventLog, Replay, read_log
-from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 
 _CHUNK = 65_536
@@ -20,10 +16,7 @@ _CHUNK = 65_536
 
 @dataclass(slots=True)
 class Workload:
-    """Requests in the order they come: for each its time, the number of its model, and its facts, as `Part` has them.
-
-    `config` is that of the recorded model, where there is one.
-    """
+    """Requests in the order they come: for each its time, the number of its model, and fields of its `RequestEnvelope`."""
 
     times_us: list[int]
     models: list[int]
@@ -33,8 +26,6 @@ class Workload:
     deadlines_us: list[int]
     correlation_ids: list[Any]
     flags: list[int]
-    shape_keys: list[str] | None = None
-    config: ModelConfig | None = None
 
     def __len__(self) -> int:
         return len(self.times_us)
@@ -44,10 +35,7 @@ def workload_of(scenario: Scenario) -> Workload:
     """What comes in this scenario. Raises OSError or ValueError for a trace that can't be read."""
     dice = np.random.default_rng(scenario.seed)
     if scenario.trace:
-        try:
-            return recorded(Path(scenario.trace))
-        except NotAnEventLog:
-            times = np.sort(np.loadtxt(scenario.trace, dtype=np.float64, ndmin=1)).astype(np.int64)
+        times = np.sort(np.loadtxt(scenario.trace, dtype=np.float64, ndmin=1)).astype(np.int64)
     elif scenario.policy in SEQUENCES:
         return _sequences(scenario, dice)
     else:
@@ -119,34 +107,3 @@ def _mixed(text: str, count: int, dice: np.random.Generator) -> list[int]:
     values, shares = zip(*mix(text), strict=True)
     numbers = [int(float(value)) for value in values]
     return [numbers[0]] * count if len(numbers) == 1 else dice.choice(numbers, count, p=shares).tolist()
-
-
-def recorded(path: Path) -> Workload:
-    """What came to the model of an event log. Raises NotAnEventLog for another file."""
-    header, events = read_log(path)
-    configs = list(Replay(header).scheduler._configs.values())
-    came: list[QueuedRequest] = []
-    for event in events:
-        if event.method == "configure":
-            configs.append(event.arguments[1])
-        elif event.method == "enqueue":
-            came += event.arguments[0]
-    came.sort(key=lambda request: request.enqueued_us)
-    first_us = came[0].enqueued_us if came else 0
-    return Workload(
-        [request.enqueued_us - first_us for request in came],
-        [0] * len(came),
-        [request.batch_size for request in came],
-        [_term(request, "priority") for request in came],
-        [_term(request, "timeout_us") for request in came],
-        [max(0, _term(request, "deadline_us") - request.enqueued_us) for request in came],
-        [request.correlation_id for request in came],
-        [request.sequence_flags for request in came],
-        [str(request.shape_key) for request in came],
-        configs[-1] if configs else None,
-    )
-
-
-def _term(request: QueuedRequest, name: str) -> int:
-    """What a request asks of the queue, wherever it is kept."""
-    return int(getattr(request, name, 0) or getattr(getattr(request, "terms", None), name, 0))

@@ -11,7 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
 
@@ -52,18 +52,6 @@ ACK_DELAY_S = 0.005
 """How long an acknowledgement waits for others."""
 
 _POLL_S = 0.02
-
-
-class PolicyFactory(Protocol):
-    """Creates the policy of a queue. `next_batch_id` draws batch ids."""
-
-    def __call__(self, queue: LiveQueue, next_batch_id: Callable[[], int], /) -> ModelScheduler:
-        """Returns a new policy."""
-
-
-def new_policy(queue: LiveQueue, next_batch_id: Callable[[], int], /, **options: int) -> ModelScheduler:
-    """Creates a policy that is not recorded, with these options of `ModelScheduler`."""
-    return ModelScheduler(queue.model, next_batch_id, **options)
 
 
 class TotalBufferedFrames:

@@ -38,7 +38,7 @@ from weir.scheduler.batching.custom_strategy import StrategyFiles
 from weir.scheduler.batching.lanes import LIVE
 from weir.scheduler.batching.request import QueuedRequest, by_frame, requests_of
 from weir.scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
-from weir.scheduler.recording.event_log import RecordedModelScheduler
+from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.sequences.scheduler import FoundSequence, SoughtSequence
 from weir.scheduler.sequences.sequence import replay_of
 from weir.scheduler.service import clock
@@ -51,12 +51,10 @@ from weir.scheduler.service.owned_queue import (
     AckBundle,
     Intake,
     OwnedQueue,
-    PolicyFactory,
     PulledFrame,
     QueueContext,
     TotalBufferedFrames,
     drain_queue,
-    new_policy,
     poll_until,
 )
 from weir.scheduler.service.registry_watcher import RegistryWatcher
@@ -103,11 +101,12 @@ RECONNECT_GRACE_S = 2.0
 class ServiceOptions(NamedTuple):
     """How a scheduler serves its queues.
 
-    `new_policy` creates the policy of a queue. `repositories` are the folders in which it looks for models' own batch
-    strategies. With `scale_to_zero` it remembers models whose workers have all left.
+    `new_policy` creates the policy of a queue from the model's name and a function that draws batch ids. `repositories` are
+    the folders in which it looks for models' own batch strategies. With `scale_to_zero` it remembers models whose workers
+    have all left.
     """
 
-    new_policy: PolicyFactory = new_policy
+    new_policy: Callable[[str, Callable[[], int]], ModelScheduler] = ModelScheduler
     repositories: Sequence[Path] = ()
     scale_to_zero: bool = False
 
@@ -201,10 +200,9 @@ class SchedulerService:
             lambda message: on_frame(owned, message.data, message.reply),
         )
         unsubscribe = await self._bus.subscribe(inbox, pull.receive)
-        draw = self._batch_ids.__next__
-        policy = self._new_policy(queue, draw)
+        policy = self._new_policy(queue.model, self._batch_ids.__next__)
         if former is not None:
-            policy.take_over(clock.now_us(), former.sequences, int(former.is_complete))
+            policy.take_over(clock.now_us(), former.sequences, former.is_complete)
         owned = OwnedQueue(queue, epoch, policy, Intake(pull, unsubscribe), self._context)
         owned.counters = self._retired.restore(queue)
         self._queues[queue] = owned
@@ -254,8 +252,6 @@ class SchedulerService:
         self._of_model[owned.name].remove(owned)
         self._batches = {id: of for id, of in self._batches.items() if of is not owned}
         self._retired.add(owned.queue, owned.counters, owned.scheduler)
-        if isinstance(owned.scheduler, RecordedModelScheduler):
-            owned.scheduler.log.close()
 
     def resume(self, owned: OwnedQueue) -> None:
         """Serves a stopped queue again, which is still owned: batches that workers rejected are sent with its new epoch."""

@@ -84,7 +84,7 @@ def check_gateway_options(values: Mapping[str, Any]) -> None:
 
 def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     """The settings of `role`, a dataclass of its package. Raises StartError if a required option is missing."""
-    fields = {option.settings_field: values[key] for key, option in options_of(role).items()}
+    fields = {option.settings_field: values[key] for key, option in options_of(role).items() if not option.refused}
     fields["nats_access"] = BrokerAccess.of({name: fields.pop(name) for name in list(fields) if name in ACCESS_FIELDS})
     if fields["nats_url"] is None:
         raise StartError("--nats must be specified")

@@ -10,7 +10,7 @@ from weir.options.models import MODEL_OPTIONS
 from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
 from weir.options.processes import PROCESS_OPTIONS
 from weir.options.server import SCALING_OPTIONS, SERVER_OPTIONS
-from weir.options.unsupported import INEFFECTIVE, REFUSED
+from weir.options.unsupported import INEFFECTIVE, REFUSED, REMOVED
 
 OPTIONS: tuple[Option, ...] = (
     *MODEL_OPTIONS,
@@ -22,6 +22,7 @@ OPTIONS: tuple[Option, ...] = (
     *SERVER_OPTIONS,
     *INEFFECTIVE,
     *REFUSED,
+    *REMOVED,
     *DEPRECATED,
 )
 """All options, in the order of the help text."""

@@ -136,16 +136,6 @@ def _log() -> tuple[Option, ...]:
             help="File to log to.",
             **panel,
         ),
-        Option(
-            names=("--event-log",),
-            value=Text("FOLDER"),
-            default="",
-            shown_default="none",
-            help="Folder to record scheduler decisions in, for python -m weir.scheduler.replay; tensors are not recorded.",
-            panel="Log",
-            ours=True,
-            commands=(SERVE, SCHEDULER),
-        ),
     )
 
 

@@ -1,7 +1,8 @@
-"""Triton's options without a counterpart in Weir.
+"""Triton's options without a counterpart in Weir, and options of Weir that were removed.
 
 `INEFFECTIVE` options only tune Triton's implementation and are accepted without effect, so that command lines need no
 change. `REFUSED` options would change what the server does and are rejected, except for values that equal the default.
+`REMOVED` options are rejected with what to use instead.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from weir.options.option import Option
+from weir.options.option import SCHEDULER, SERVE, Option
 from weir.options.values import Checked, Integer, Number, Switch, Text, Value, device_pair
 
 _REFUSED_PANEL = "Refused"
@@ -41,6 +42,20 @@ REFUSED: tuple[Option, ...] = tuple(
         panel=_REFUSED_PANEL,
     )
     for name, value, harmless, why in _REFUSED_ROWS
+)
+
+_NO_EVENT_LOG = "event logs were removed; --log-verbose=1 logs which batch each request is in"
+
+REMOVED: tuple[Option, ...] = (
+    Option(
+        names=("--event-log",),
+        value=Text("FOLDER"),
+        help=f"Rejected: {_NO_EVENT_LOG}.",
+        refused=_NO_EVENT_LOG,
+        panel=_REFUSED_PANEL,
+        commands=(SERVE, SCHEDULER),
+        ours=True,
+    ),
 )
 
 

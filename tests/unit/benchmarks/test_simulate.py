@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,12 +13,8 @@ from benchmarks.simulate import main
 from benchmarks.simulation.cluster import simulate
 from benchmarks.simulation.outcome import Outcome
 from benchmarks.simulation.plot import Curve, Point, latency_over_throughput
-from benchmarks.simulation.scenario import DEFAULT, DIRECT, DYNAMIC, OLDEST, RECORDED, Scenario, mix
+from benchmarks.simulation.scenario import DEFAULT, DIRECT, DYNAMIC, OLDEST, Scenario, mix
 from benchmarks.simulation.workload import workload_of
-from weir.bus.naming.live_queues import LiveQueue
-from weir.scheduler.batching.request import NO_FRAME, requests_of
-from weir.scheduler.recording.event_log import EventLog
-from weir.schemas.wire.messages import RequestEnvelope
 
 MEAN_US = 20_000.0  # slow enough for requests to come one by one, not in series
 ONE_SERVER = {"policy": DEFAULT, "requests": 40_000, "service_us": MEAN_US, "service_row_us": 0.0, "max_queue_size": 0}
@@ -130,7 +125,6 @@ def test_a_sweep_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         (["--sweep", "colour=1"], "nothing is called colour"),
         (["--sweep", "policy=x"], "policy is one of"),
         (["--trace", "nowhere"], "nowhere"),
-        (["--policy", "recorded"], "no configuration was recorded"),
     ],
 )
 def test_what_can_t_be_is_told(options: list[str], told: str, capsys: pytest.CaptureFixture[str]):
@@ -142,24 +136,13 @@ def test_a_curve_of_equal_points_is_drawn():
     assert ElementTree.fromstring(latency_over_throughput("a < b", "", [Curve("c", [Point(10.0, 1.0, 1.0)] * 2)])).tag
 
 
-def test_arrivals_are_taken_from_an_event_log(tmp_path: Path):
-    log = EventLog(tmp_path, "scheduler")
-    model = log.model(LiveQueue("model"), count(1).__next__)
-    model.configure(1, Scenario(max_batch_size=4, max_queue_delay_microseconds=300).config("model"))
-    for number in range(20):
-        row = RequestEnvelope(number, -1, 1 + number % 2, "shape", 0, 0, 0, 0, 0, "", b"12345")
-        model.enqueue(requests_of("gateway", [row], 5_000_000 + 100 * number, NO_FRAME))
-    log.close()
-    (path,) = tmp_path.iterdir()
-    workload = workload_of(scenario(trace=str(path), policy=RECORDED))
-    assert workload.times_us == [100 * number for number in range(20)]
-    assert workload.rows == [1, 2] * 10
-    outcome = simulate(scenario(trace=str(path), policy=RECORDED, service="constant"))
-    check(outcome)
-    assert max(outcome.batch_rows) <= 4
+def test_arrivals_are_taken_from_a_file(tmp_path: Path):
     times = tmp_path / "times"
     times.write_text("300\n100\n200.5\n")
     assert workload_of(scenario(trace=str(times))).times_us == [100, 200, 300]
+    outcome = simulate(scenario(trace=str(times), service="constant", max_batch_size=4))
+    check(outcome)
+    assert max(outcome.batch_rows) <= 4
 
 
 def test_a_job_beside_live_traffic_takes_what_is_left():

@@ -38,7 +38,7 @@ class Successor:
 
     def __init__(self, *former: StartedSequence, is_complete: bool = True, every: int = 0) -> None:
         self.policy = ModelScheduler("m")
-        self.policy.take_over(TAKEN_OVER_US, former, int(is_complete))
+        self.policy.take_over(TAKEN_OVER_US, former, is_complete)
         self.policy.configure(1, CONFIG if not every else checkpointed(every))
         self.policy.set_instances("worker", {1: 1})
         self._key = 0

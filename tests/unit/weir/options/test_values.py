@@ -2,6 +2,7 @@
 
 import pytest
 
+from weir.commands.option_commands import read_values
 from weir.options import UsageError, options_of
 
 SERVE = options_of("serve")
@@ -146,6 +147,15 @@ def test_what_is_no_value(key: str, text: str, complaint: str) -> None:
 def test_what_can_t_be_honoured_is_refused_with_its_reason(key: str, text: str) -> None:
     with pytest.raises(UsageError, match=rf"^{SERVE[key].name}={text} is rejected: \w"):
         SERVE[key].read(text)
+
+
+@pytest.mark.parametrize("command", ["serve", "scheduler"])
+def test_a_removed_option_is_refused_with_what_there_is_instead(command: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_values(options_of(command), {"event_log": "/events"})
+    assert str(refused.value) == (
+        "--event-log=/events is rejected: event logs were removed; --log-verbose=1 logs which batch each request is in"
+    )
 
 
 def test_what_is_written_reads_as_it_was() -> None:

@@ -1,1 +1,0 @@
-"""Event logs: what a scheduler records, and what replays it."""
