@@ -164,6 +164,9 @@ weir.worker.sequence_reports:MAX_SEQUENCES | started sequences of a version that
 weir.scheduler.service.service:MAX_LOOKUPS | sequences of former owners that are looked up at a time | they wait
 weir.scheduler.service.former_sequences:REPORT_TIMEOUT_S | wait for these reports | any sequence counts as lost for as long as one may be idle
 weir.scheduler.sequences.table:MAX_LOST | lost sequences that are remembered | rejected as not started
+weir.scheduler.model_scheduler:MAX_SUMMARY_BYTES | text of a queue in the log of a policy that raised | cut off
+weir.scheduler.model_scheduler:MAX_LISTED | requests of a batch or a version, or workers, listed in that text | counted only
+weir.scheduler.service.policy_failure:MAX_EVENT_LENGTH | characters of the event in that log | cut off
 weir.scheduler.sequences.sequence:MAX_REPLAY_BYTES | bodies of one version kept for replay since the last checkpoints | a sequence that loses its slot ends
 weir.scheduler.ownership.controller:POLICY_RESTART_S | time between two restarts of a queue whose policy fails | requests wait
 weir.scheduler.ownership.controller:MAX_CONCURRENT_CHANGES | queues that a scheduler acquires or hands over at once | the others wait

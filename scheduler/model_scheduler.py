@@ -12,7 +12,7 @@ Promises, for any order of events:
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import count
 from operator import attrgetter
@@ -45,10 +45,18 @@ from weir.scheduler.sequences.scheduler import (
 from weir.scheduler.sequences.sequence import CorrelationId
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
-from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.core.requests import SEQUENCE_START, Lane
 from weir.schemas.wire.messages import BatchOutcome, StartedSequence
 
 LATEST = -1
+
+MAX_SUMMARY_BYTES = 64 << 10
+"""The text of a queue in the log of a policy that raised."""
+
+MAX_LISTED = 100
+"""Requests of one batch, or of the queue of one version, in that text; and workers of a version."""
+
+_LANES = {lane.value: lane.name.lower() for lane in Lane}
 
 InstanceNumbers = Mapping[int, Sequence[int]]
 AnyVersion = VersionScheduler | SequenceScheduler
@@ -100,6 +108,30 @@ class ModelScheduler:
     def outside(self, batches: Container[object]) -> list[QueuedRequest]:
         """Returns the requests that are in none of `batches`. It is safe even after another method has raised."""
         return [request for of in self._live.values() for request in of.values() if request.place not in batches]
+
+    def summary(self, sent: Container[object]) -> str:
+        """Returns the queue as text, for the log: its versions, what waits for each, and the batches with their requests.
+
+        `sent` are the ids of the batches that were sent and have not ended. It may be called after another method, an
+        event, has raised: then the requests are those before the event, but for those that it brought or had ended already.
+        A batch that is not in `sent` was formed by the event, or was to be ended by it. The numbers of a version, and the
+        instances of batches, are as the event left them.
+        """
+        by_place: dict[object, list[QueuedRequest]] = defaultdict(list)
+        for of in self._live.values():
+            for request in of.values():
+                by_place[request.place].append(request)
+        batches = {place: by_place.pop(place) for place in list(by_place) if isinstance(place, int)}
+        parts = [f"{len(self)} requests", *map(_described, self._all)]
+        for place, requests in by_place.items():
+            version = f"version {place.version}" if isinstance(place, AnyVersion) else "any version"
+            parts.append(f"waiting for {version}: {_listed(requests)}")
+        for batch_id, requests in batches.items():
+            batch = next(filter(None, (version.batch(batch_id) for version in self._all)), None)
+            where = f" on {batch.instance.worker}/{batch.instance.number}" if batch else ""
+            doubt = "" if batch_id in sent else ", which the event formed or ended"
+            parts.append(f"batch {batch_id}{where}{doubt}: {_listed(requests)}")
+        return "; ".join(parts).encode()[:MAX_SUMMARY_BYTES].decode(errors="ignore")
 
     def versions(self) -> Mapping[int, AnyVersion]:
         """Returns the schedulers of all known versions, served or not."""
@@ -489,6 +521,28 @@ _version = attrgetter("version")
 
 def _is_stranded(version: AnyVersion) -> bool:  # e.g. a batch was lost after its last instance left
     return version.waiting > 0 and not version.instance_count
+
+
+def _described(version: AnyVersion) -> str:
+    if isinstance(version, SequenceScheduler):
+        state = f"{version.open_sequences} open sequences"
+    else:
+        state = f"{version.forming} requests in the forming batch"
+    workers = " ".join(sorted(version.workers())[:MAX_LISTED]) or "no worker"
+    instances = f"{version.instance_count} instances on {workers}, {version.busy_instances} busy"
+    return f"version {version.version}: {instances}, {state}"
+
+
+def _listed(requests: Sequence[QueuedRequest]) -> str:
+    """Returns how many requests of each lane these are, and their keys by gateway."""
+    lanes = Counter(request.lane for request in requests)
+    keys: dict[str, list[str]] = defaultdict(list)
+    for request in requests[:MAX_LISTED]:
+        keys[request.gateway].append(f"{request.key} (cancelled)" if request.cancelled else str(request.key))
+    counts = ", ".join(f"{number} {_LANES.get(lane, lane)}" for lane, number in lanes.items())
+    more = f" and {len(requests) - MAX_LISTED} more" if len(requests) > MAX_LISTED else ""
+    listed = ", ".join(" ".join((gateway, *of)) for gateway, of in keys.items())
+    return f"{counts}: {listed}{more}"
 
 
 def batcher_for(config: ModelConfig, strategy: GuardedStrategy | None = None) -> Batcher:

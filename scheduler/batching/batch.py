@@ -52,6 +52,9 @@ class Batch:
         self.has_lanes = False
         self.reason = BatchReason.FREE
 
+    def __repr__(self) -> str:
+        return f"Batch({self.id}, {self.version}, {self.instance}, {self.requests})"
+
     @property
     def active_requests(self) -> list[QueuedRequest]:
         """The requests of the batch, without those of a microbatch that the worker returned."""

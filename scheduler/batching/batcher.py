@@ -44,6 +44,11 @@ class Batcher(ABC):
         """Requests waiting."""
         return len(self._queue) + len(self._forming) - self._cancelled
 
+    @property
+    def forming(self) -> int:
+        """Requests that were taken off the queue for the next batch. They still wait."""
+        return len(self._forming)
+
     @abstractmethod
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """Returns the batch to run on a free instance now, or None; with `full_only`, only a batch that can not grow.

@@ -45,6 +45,11 @@ class LaneQueues:
         return len(self.live) if self.is_live_only else sum(map(len, self._lanes))
 
     @property
+    def forming(self) -> int:
+        """Requests that were taken off the queues of all lanes for the next batches. They still wait."""
+        return sum(lane.forming for lane in self._lanes)
+
+    @property
     def event(self) -> Batcher:
         """The batcher of events; it exists unless `is_live_only`."""
         return self._lanes[EVENT]

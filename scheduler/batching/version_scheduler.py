@@ -151,6 +151,11 @@ class VersionScheduler(VersionState):
         return self._lanes.waiting_in(lane)
 
     @property
+    def forming(self) -> int:
+        """Waiting requests that were taken off the queues for the next batches."""
+        return self._lanes.forming
+
+    @property
     def staged(self) -> int:
         """Requests in batches that wait at their instance behind the one it executes."""
         executing: set[Instance] = set()

@@ -15,6 +15,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -57,6 +58,7 @@ from weir.scheduler.service.owned_queue import (
     drain_queue,
     poll_until,
 )
+from weir.scheduler.service.policy_failure import log_policy_failure
 from weir.scheduler.service.registry_watcher import RegistryWatcher
 from weir.scheduler.service.statistics import RetiredCounters, pack_scheduler_counters
 from weir.scheduler.service.stopped_workers import StoppedWorkers
@@ -78,6 +80,8 @@ from weir.telemetry.logs import log_request, logs_requests
 logger = logging.getLogger("weir.scheduler")
 
 _limited = LogLimiter(logger)
+
+_contained_in_queue = contained(on_error="_queue_failed", is_logged=False)
 
 PROBE_INTERVAL_S = 0.25
 """How often workers that hold batches are probed: the death of one is noticed within this time."""
@@ -320,7 +324,7 @@ class SchedulerService:
         owned.frame_received(len(data))
         self._enqueue(owned, requests_of(gateway, envelopes, now_us, frame, clock.at_unix_ms), now_us)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _enqueue(self, owned: OwnedQueue, requests: list[QueuedRequest], now_us: int) -> None:
         owned.signals.add_arrivals(requests[0].lane, len(requests))
         refused = owned.scheduler.enqueue(requests)
@@ -347,7 +351,7 @@ class SchedulerService:
         """Ends the sequence as one of which nothing is stored: its requests wait for the lookup."""
         self._take_found(owned, sought, None)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _take_sequence(self, owned: OwnedQueue, sought: SoughtSequence, found: StoredSequence | None) -> None:
         if owned.stopped:
             return  # the queue may have another owner by now
@@ -375,7 +379,7 @@ class SchedulerService:
             if owned is not None:
                 self._count_direct_runs(owned, now_us, runs)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _count_direct_runs(self, owned: OwnedQueue, now_us: int, runs: DirectRuns) -> None:
         requests = 0
         for size, batches in runs.sizes:
@@ -384,7 +388,7 @@ class SchedulerService:
         owned.signals.add_arrivals(LIVE, requests)
         owned.scheduler.record_direct_runs(now_us, runs.version, requests, runs.busy_us)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _end_batch(self, owned: OwnedQueue, now_us: int, completion: Sequence[Any]) -> None:
         batch_id, outcome, busy_us, rescheduled = completion
         if self._feed.is_on:
@@ -402,7 +406,7 @@ class SchedulerService:
         if owned.scheduler.waiting:
             self._mark_dirty(owned)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _on_cancel(self, owned: OwnedQueue, message: Message) -> None:
         if owned.stopped:
             return  # the queue may have another owner by now
@@ -450,7 +454,7 @@ class SchedulerService:
         for owned, batch_ids in by_queue.items():
             self._batches_missing(owned, batch_ids)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _batches_missing(self, owned: OwnedQueue, batch_ids: list[int]) -> None:
         _limited.warning(
             "batches lost", "queue %s: %d batches were lost on the way and are run again", owned.queue, len(batch_ids)
@@ -462,7 +466,7 @@ class SchedulerService:
         queues = [owned for owned in self._queues.values() if not owned.stopped]
         return [batch_id for owned in queues for batch_id in self._batches_of(owned, worker) or ()]
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _batches_of(self, owned: OwnedQueue, worker: str) -> list[int] | None:
         return owned.scheduler.in_flight_on(worker)
 
@@ -527,7 +531,7 @@ class SchedulerService:
         for owned in list(self._queues.values()):
             self._lose_worker(owned, worker, now_us)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _lose_worker(self, owned: OwnedQueue, worker: str, now_us: int) -> None:
         for batch_id in owned.scheduler.in_flight_on(worker):
             self._batches.pop(batch_id, None)
@@ -553,7 +557,7 @@ class SchedulerService:
             if not owned.stopped:
                 self._dispatch_queue(owned, now_us)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _dispatch_queue(self, owned: OwnedQueue, now_us: int) -> None:
         overdue = owned.scheduler.overdue(now_us)
         if overdue is not NOTHING_ENDED:
@@ -581,7 +585,7 @@ class SchedulerService:
         self._batches.pop(batch.id, None)
         self._end_unsent(owned, batch, now_us)
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _end_unsent(self, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
         """Ends a batch that could not be packed: its requests get an error, and its instance is free."""
         completed, failures = owned.scheduler.complete(now_us, batch.id, BatchOutcome.ANSWERED, 0)
@@ -620,7 +624,7 @@ class SchedulerService:
                 continue  # whose end shows its death
             self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _workers_of(self, owned: OwnedQueue) -> set[str] | None:
         return owned.scheduler.workers()
 
@@ -652,14 +656,14 @@ class SchedulerService:
     def _measure_load(self, owned: OwnedQueue) -> None:
         owned.signals.update(clock.now_us())
 
-    @contained(on_error="_queue_failed")
+    @_contained_in_queue
     def _expire_queue(self, owned: OwnedQueue) -> None:
         if not owned.stopped:
             self._finish(owned.scheduler.expire(clock.now_us()))
 
     # A policy that has failed
 
-    def _queue_failed(self, _error: Exception, owned: OwnedQueue, *arguments: object) -> None:
+    def _queue_failed(self, error: Exception, owned: OwnedQueue, *arguments: object) -> None:
         """Drops a queue whose policy raised, perhaps in the middle of a change, so that its state is not reliable.
 
         Requests that were not sent to a worker end with an internal error; otherwise the request that makes the
@@ -668,17 +672,13 @@ class SchedulerService:
         scheduler with a new policy.
         """
         if self._queues.get(owned.queue) is not owned:
-            return  # an earlier failure has dropped the queue
+            logger.error("queue %s: another exception, in the policy that was dropped", owned.queue, exc_info=error)
+            return
         coming = arguments[0] if arguments and isinstance(arguments[0], list) else []
         waiting = dict.fromkeys(owned.scheduler.outside(self._batches))
         waiting.update(dict.fromkeys(each for each in coming if isinstance(each, QueuedRequest)))
-        logger.error(
-            "queue %s: its policy raised an exception and is recreated; %d waiting requests end with an error",
-            owned.queue,
-            len(waiting),
-        )
-        try:
-            self._answer_failures(Failure(request, internal(_QUEUE_FAILED)) for request in waiting)
-        finally:
-            self.drop(owned)
-            self.on_policy_failed(owned)
+        with ExitStack() as ends:  # from the last one to the first, each whatever the others raise
+            ends.callback(self.on_policy_failed, owned)
+            ends.callback(self.drop, owned)
+            ends.callback(self._answer_failures, [Failure(request, internal(_QUEUE_FAILED)) for request in waiting])
+            log_policy_failure(error, owned, self, self._batches, len(waiting))

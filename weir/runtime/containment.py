@@ -6,8 +6,8 @@ that belongs to one request would take the others with it, and often their conne
 
 So the function that does one request's part is marked with `contained`. When it raises, then
 
-1. `report` logs the traceback (at most once a second for each site) and counts it for `failures()`, which is the metric
-   `weir_contained_failures_total`;
+1. it is counted for `failures()`, which is the metric `weir_contained_failures_total`, and its traceback is logged, at
+   most once a second for each site, unless the function of step 2 does so (`is_logged=False`);
 2. the method named by `on_error`, if there is one, ends that request with an error;
 3. the caller goes on with the next request, as if the function had returned.
 
@@ -35,18 +35,20 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Site:
     """One function that does one request's part of a callback. `function` is what is called; tests replace it."""
 
-    __slots__ = ("failures", "function", "name", "on_error")
+    __slots__ = ("failures", "function", "is_logged", "name", "on_error")
 
-    def __init__(self, name: str, function: Callable[..., Any], on_error: str) -> None:
+    def __init__(self, name: str, function: Callable[..., Any], on_error: str, is_logged: bool) -> None:
         self.name = name
         self.function = function
         self.on_error = on_error
+        self.is_logged = is_logged
         self.failures = 0
 
     def failed(self, error: Exception, arguments: tuple[Any, ...]) -> Any:
         """Reports `error`, and calls the `on_error` method of the first argument with the error and the other arguments."""
         self.failures += 1
-        _log(self.name, error)
+        if self.is_logged:
+            _log(self.name, error)
         if not self.on_error:
             return None
         try:
@@ -64,16 +66,18 @@ _reported: dict[str, int] = {}
 _limiter = LogLimiter(logger)
 
 
-def contained(on_error: str = "", passes: tuple[type[Exception], ...] = ()) -> Callable[[_Function], _Function]:
+def contained(
+    on_error: str = "", passes: tuple[type[Exception], ...] = (), is_logged: bool = True
+) -> Callable[[_Function], _Function]:
     """Marks a function, or coroutine function, that does one request's part; it then never raises an `Exception`.
 
     `on_error` names a method of the same object. It is called with the exception and the function's own positional
     arguments, its result is returned in place of the function's, and it must not await. Without it None is returned.
-    Exceptions of the types in `passes` are raised as ever.
+    Exceptions of the types in `passes` are raised as ever. With `is_logged` False, the method logs the exception.
     """
 
     def mark(function: _Function) -> _Function:
-        site = Site(f"{function.__module__}:{function.__qualname__}", function, on_error)
+        site = Site(f"{function.__module__}:{function.__qualname__}", function, on_error, is_logged)
         SITES[site.name] = site
 
         if inspect.iscoroutinefunction(function):

@@ -87,6 +87,20 @@ def test_failures_are_counted_and_logged_with_a_traceback(
     assert "no such thing" in caplog.text
 
 
+def test_an_exception_may_be_left_to_the_handler_to_log(caplog: pytest.LogCaptureFixture) -> None:
+    class Quiet:
+        @contained(on_error="fail", is_logged=False)
+        def act(self) -> None:
+            raise TypeError("no such thing")
+
+        def fail(self, error: Exception) -> str:
+            return str(error)
+
+    assert Quiet().act() == "no such thing"
+    assert sum(count for name, count in failures().items() if name.endswith("Quiet.act")) == 1
+    assert not caplog.records
+
+
 def test_a_test_may_replace_the_function_of_a_site(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("injected")

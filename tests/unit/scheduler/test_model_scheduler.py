@@ -3,7 +3,7 @@ from __future__ import annotations
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, config, part, request
 from weir.scheduler.batching.request import QueuedRequest, requests_of
 from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
-from weir.scheduler.model_scheduler import ModelScheduler, batcher_for
+from weir.scheduler.model_scheduler import MAX_SUMMARY_BYTES, ModelScheduler, batcher_for
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
@@ -298,6 +298,51 @@ def step(key: int, version: int, id: int, flags: int = 0) -> QueuedRequest:
     envelope = part(key)._replace(version=version, correlation_id=id, sequence_flags=flags)
     (made,) = requests_of("gateway", [envelope], 0, CountingFrame())
     return made
+
+
+def test_a_summary_says_where_each_request_is():
+    model = model_with(1, 2, served=(1,))
+    assert model.summary(()) == (
+        "0 requests; version 1: 1 instances on a, 0 busy, 0 requests in the forming batch; "
+        "version 2: 0 instances on no worker, 0 busy, 0 requests in the forming batch"
+    )
+    model.enqueue([request(key=key) for key in range(1, 10)])
+    model.enqueue([request(key=1, gateway="other", lane=2)])
+    model.dispatch(0)
+    model.cancel("gateway", [2, 9])
+    assert model.summary({1}).split("; ")[3:] == [
+        "waiting for version 1: 1 batch: other 1",
+        "batch 1 on a/0: 4 live: gateway 1 2 (cancelled) 3 4",
+        "batch 2 on a/0, which the event formed or ended: 4 live: gateway 5 6 7 8",
+    ]
+
+
+def test_a_summary_of_a_queue_without_versions_and_of_one_with_sequences():
+    model = ModelScheduler("model")
+    model.enqueue([request(key=1)])
+    assert model.summary(()) == "1 requests; waiting for any version: 1 live: gateway 1"
+    model.configure(1, ModelConfig.model_validate({"name": "m", "max_batch_size": 1, "sequence_batching": {}}))
+    model.set_instances("a", {1: 1})
+    rows = [part(key)._replace(correlation_id=7, sequence_flags=SEQUENCE_START * (key == 2)) for key in (2, 3)]
+    model.enqueue(requests_of("gateway", rows, 0, CountingFrame()))
+    model.dispatch(0)
+    assert model.summary({2}).split("; ")[1:3] == [
+        "version 1: 1 instances on a, 1 busy, 1 open sequences",
+        "waiting for version 1: 1 live: gateway 3",
+    ]
+
+
+def test_a_summary_is_bounded():
+    model = ModelScheduler("model")
+    model.configure(1, ModelConfig.model_validate({"name": "m"}))
+    for worker in range(100):
+        model.set_instances(f"worker-{worker}-" + "ü" * 100, {1: 10})
+    model.enqueue([request(key=key) for key in range(10_000)])
+    model.dispatch(0)
+    text = model.summary({})
+    assert MAX_SUMMARY_BYTES - 1 <= len(text.encode()) <= MAX_SUMMARY_BYTES
+    assert "waiting for version 1: 8000 live: gateway 2000 2001 " in text
+    assert " and 7900 more; batch 1 on " in text
 
 
 def test_a_sequence_stays_on_the_version_that_its_first_request_named():

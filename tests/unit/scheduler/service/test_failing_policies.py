@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgpack
 import pytest
 
 from tests.support.collecting_bus import CollectingBus
-from tests.support.scheduling.requests import part
+from tests.support.scheduling.requests import BODY, part
 from weir.bus.kv.registry import WorkerView
 from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Message
 from weir.runtime.containment import SITES
+from weir.runtime.log_limiter import LogLimiter
 from weir.scheduler.batching.custom_strategy import StrategyFiles
+from weir.scheduler.batching.dispatch import Dispatch
+from weir.scheduler.batching.version_scheduler import VersionScheduler
+from weir.scheduler.service import policy_failure
 from weir.scheduler.service import service as service_module
 from weir.scheduler.service.former_sequences import SequenceReports
 from weir.scheduler.service.owned_queue import OwnedQueue
@@ -135,6 +139,105 @@ async def test_batches_of_a_failed_policy_are_redelivered_to_the_next(
     cluster.done(first.batch_id, second.batch_id)
     assert cluster.service.unanswered == 0
     assert cluster.errors() == []
+
+
+@pytest.fixture
+def errors(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[logging.LogRecord]]:
+    """The errors that the test has logged so far, all within the same second."""
+    monkeypatch.setattr(policy_failure, "_limited", LogLimiter(policy_failure.logger, clock=lambda: 0.0))
+    return lambda: [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def raising(error: Exception, after: Callable[..., object] = lambda *_: None) -> Callable[..., None]:
+    def act(*arguments: object) -> None:
+        after(*arguments)
+        raise error
+
+    return act
+
+
+async def test_the_end_of_a_batch_on_which_a_policy_raises_is_logged_with_the_queue_before_it(
+    cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.frame("a", part(1), part(2))  # one runs, one is staged behind it
+    cluster.frame("a", part(3), part(4, lane=1))
+    running, staged = (batch.batch_id for batch in cluster.batches())
+    defect = ZeroDivisionError("injected")
+    monkeypatch.setattr(VersionScheduler, "_release", raising(defect))  # called when the policy has removed the batch
+    cluster.done(running)
+    (record,) = errors()
+    assert record.exc_info is not None
+    assert record.exc_info[1] is defect
+    text = record.getMessage()
+    assert text.startswith("queue a: its policy raised an exception and is recreated; 3 waiting requests end with an ")
+    assert "; event: ModelScheduler.complete(now_us=" in text
+    assert f", batch_id={running}, outcome=0, busy_us=10, rescheduled=[]) > " in text
+    assert f"Batch({running}, 1, Instance(worker-a, 0, held=2), [QueuedRequest(gateway, 1)])" in text
+    assert "; version 1: 1 instances on worker-a, 1 busy, 0 requests in the forming batch; " in text
+    assert "; waiting for version 1: 1 live, 1 event: gateway 3 4; " in text
+    assert f"; batch {running}, which the event formed or ended: 1 live: gateway 1; " in text
+    assert text.endswith(f"; batch {staged} on worker-a/0: 1 live: gateway 2")
+    assert BODY.decode() not in text
+    assert cluster.failed == [cluster.owned["a"]]
+
+
+async def test_batches_that_a_policy_formed_before_it_raised_are_told_from_those_in_flight(
+    cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.frame("a", part(1))
+    monkeypatch.setattr(Dispatch, "batches", raising(KeyError("injected"), after=Dispatch.batches))
+    cluster.frame("a", part(2))
+    (record,) = errors()
+    text = record.getMessage()
+    assert "; event: ModelScheduler.dispatch(now_us=" in text
+    assert "; batch 1 on worker-a/0: 1 live: gateway 1; " in text
+    assert text.endswith("; batch 2 on worker-a/0, which the event formed or ended: 1 live: gateway 2")
+
+
+async def test_requests_are_named_in_an_event_without_their_bodies(
+    cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VersionScheduler, "enqueue", raising(KeyError("injected")))
+    cluster.frame("a", *map(part, range(1, 10_000)))
+    (record,) = errors()
+    text = record.getMessage()
+    assert "; event: ModelScheduler.enqueue(requests=[QueuedRequest(gateway, 1), QueuedRequest(gateway, 2), " in text
+    assert len(text) < 20_000
+    assert BODY.decode() not in text
+
+
+async def test_an_exception_beside_the_policy_is_logged_with_the_call_of_the_service(
+    cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(monkeypatch, cluster.owned["a"], "cancel")
+    cluster.bus.deliver("cancel.a", Cancellation("gateway", [1]).pack())
+    (record,) = errors()
+    assert "; event: SchedulerService._on_cancel(owned=<OwnedQueue>, message=<Message>)" in record.getMessage()
+
+
+async def test_one_queue_a_second_is_described(
+    cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect may hit the queues of a thousand models at once."""
+    monkeypatch.setattr(VersionScheduler, "enqueue", raising(KeyError("injected")))
+    for model in "ab":
+        cluster.frame(model, part(1))
+    first, second = (record.getMessage() for record in errors())
+    assert "event: " in first
+    assert second == "queue b: its policy raised an exception and is recreated; 1 waiting requests end with an error"
+
+
+async def test_an_exception_in_a_queue_that_was_dropped_is_logged(
+    cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = cluster.owned["a"]
+    fail(monkeypatch, broken, "in_flight_on")
+    for _ in range(2):
+        cluster.service._lose_worker(broken, "worker-a", 0)
+    _, again = errors()
+    assert again.getMessage() == "queue a: another exception, in the policy that was dropped"
+    assert again.exc_info
+    assert cluster.failed == [broken]
 
 
 @pytest.mark.parametrize("method", ["cancel", "complete", "worker_lost", "workers", "in_flight_on"])
