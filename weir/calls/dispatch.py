@@ -272,7 +272,8 @@ class RequestDispatcher:
             raise
         if body_slot is not None and body_slot not in slots:
             body_slot.free()
-        payload_host = host_of_payloads(request.inputs) if slots else ""
+        # What a caller that keeps references passes on lies in no slot of its own.
+        payload_host = host_of_payloads(request.inputs) if slots or self._keeps_references else ""
         attachments = _Attachments(slots, trace, lookup, payload_host)
         accept = self._accept if model.split is None else self._accept_split
         return accept(model, request, body, on_response, request.deadline_ms, attachments)

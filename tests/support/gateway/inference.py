@@ -12,11 +12,11 @@ from weir.calls.cache.config import CacheConfig
 from weir.calls.cache.response_cache import ResponseCache
 from weir.calls.catalog import ServedModel
 from weir.calls.dispatch import DispatchOptions, RequestDispatcher
-from weir.calls.in_flight import PendingRequest
+from weir.calls.in_flight import DirectExecutor, PendingRequest
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
-from weir.schemas.core.tensors import Tensor
+from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.messages import SlotRelease, pack_response, pack_responses, unpack_frame
 
 CONFIG = {"input": [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [1]}]}
@@ -41,7 +41,7 @@ class Bench:
     losses = 0
     max_payload_bytes = 1 << 20
 
-    def __init__(self, cache: str = "", keeps_references: bool = False) -> None:
+    def __init__(self, cache: str = "", keeps_references: bool = False, direct: DirectExecutor | None = None) -> None:
         self.live_layout = LiveLayout()
         self.sent: list[int] = []  # keys, in the order in which they left
         self.cancelled: list[str] = []  # the subjects on which requests were cancelled
@@ -53,7 +53,7 @@ class Bench:
         self.cache = None
         if cache:
             self.cache = ResponseCache(self, "me", self, self, CacheConfig(cache, 1 << 20))  # type: ignore[arg-type]
-        options = DispatchOptions(cache=self.cache, keeps_references=keeps_references)
+        options = DispatchOptions(cache=self.cache, keeps_references=keeps_references, direct=direct)
         self.inference = RequestDispatcher(self, "me", self, self, options)  # type: ignore[arg-type]
         self.told: list[tuple[str, Any]] = []
         self.lookups: list[str] = []
@@ -88,7 +88,7 @@ class Bench:
         asyncio.get_running_loop().call_soon(callback)
 
     def submit(
-        self, name: str, model: str = "ordered", content: bytes = b"x", then: Callable[[], Any] = int
+        self, name: str, model: str = "ordered", content: bytes | PayloadRef = b"x", then: Callable[[], Any] = int
     ) -> PendingRequest:
         def on_response(outcome: Any, is_final: bool) -> None:
             what = outcome

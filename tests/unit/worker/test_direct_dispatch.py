@@ -9,8 +9,9 @@ from typing import Any, cast
 import pytest
 
 from tests.support.collecting_bus import CollectingBus
+from tests.support.gateway.inference import Bench
 from weir.schemas.core.requests import InferRequest, Lane
-from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.messages import (
     BatchCompletion,
     BatchEntry,
@@ -153,9 +154,18 @@ async def test_half_way_through_a_grant_one_request_asks_for_the_next(
 
 
 async def test_inputs_of_other_hosts_go_to_the_scheduler(worker: Worker) -> None:
-    pending = worker.request(1, payload_host="far")
-    pending.request.inputs = [Tensor("IN", "UINT8", [1], PayloadRef("weir-worker-00000000-1_0.1", 0, 1, 0, 1))]
-    assert not worker.direct.take(pending)
+    """Whose batch has them fetched. As a step has them: a reference to what another step has put out."""
+    bench = Bench(keeps_references=True, direct=worker.direct)
+    worker.models["plain"] = worker.models["m"]
+    first = bench.submit("1", "plain")
+    entries = [BatchEntry("w", first.key, 0, b"")]
+    worker.direct.granted(BatchMessage("s", 1, "plain", 1, 0, entries, []), DirectGrant(10_000, 50))
+    here = bench.submit("2", "plain")
+    far = bench.submit("3", "plain", PayloadRef("weir-worker-00000000-1_0.1", 0, 1, 0, 1))
+    worker.bus.turn()
+    await asyncio.sleep(0)
+    assert (bench.sent, worker.running()) == ([first.key, far.key], [[here.key]])
+    assert far.envelope.payload_host == "00000000"
 
 
 async def test_requests_beyond_what_runs_in_a_short_time_go_to_the_scheduler() -> None:
