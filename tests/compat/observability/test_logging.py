@@ -16,6 +16,7 @@ import tritonclient.grpc.aio
 import tritonclient.http.aio
 from tritonclient.utils import InferenceServerException
 
+from tests.support.clients.nats_flush import flush
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.zoo import config_text, write_model
 from tests.support.servers.weir_server import Server
@@ -204,7 +205,7 @@ async def test_what_is_no_settings_is_dropped(settled: Server) -> None:
     for key in ("logging", "trace", "trace.talking", "trace.=FF=00", "unknown", "unknown.more.x"):
         for garbage in (b"\xff", b"[]", b'{"log_info": 3, "trace_rate": "x"}', b"{" * 5000):
             await client.publish(f"$KV.settings.{key}", garbage)
-    await client.flush()
+    await flush(client)
     await client.close()
     with settled.http() as http:
         assert http.get_log_settings() == {"log_file": str(settled.folder / "log"), **BASE}

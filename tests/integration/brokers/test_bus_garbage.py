@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from nats.aio.msg import Msg
 
+from tests.support.clients.nats_flush import flush
 from tests.support.clients.stock import RawConnection, http_inputs, infer_body, post
 from tests.support.models.zoo import write_small_zoo
 from tests.support.servers.nats import publish_raw
@@ -135,7 +136,7 @@ async def _publish(server: Server, subject: str, messages: list[bytes]) -> None:
     client = await nats.connect(server.nats_url)
     for message in messages:
         await client.publish(subject, message)
-    await client.flush()
+    await flush(client)
     await client.close()
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from nats.aio.msg import Msg
 from tritonclient.utils import InferenceServerException
 
+from tests.support.clients.nats_flush import flush
 from tests.support.clients.stock import grpc_inputs, http_inputs
 from tests.support.models.sequences import write_checkpointed
 from tests.support.models.zoo import Tensors, write_python_model, write_small_zoo
@@ -61,7 +62,7 @@ class Recorder:
                 self.found[kind].setdefault(len(message.data), message)
 
         await client.subscribe(">", cb=take)
-        await client.flush()
+        await flush(client)
         self.is_listening.set()
         while not self._is_over.is_set():
             await asyncio.sleep(0.05)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.clients.nats_flush import flush
 from tests.support.gateway.async_frontend import Door, document, run
 from weir.bus.nats.connection import Message
 from weir.bus.nats.embedded_server import EmbeddedNats
@@ -193,6 +194,7 @@ def test_an_idempotency_key_is_stored_once(nats_url: str) -> None:
 def test_a_job_is_cancelled_or_done_but_not_both(nats_url: str) -> None:
     async def scenario(door: Door) -> None:
         told = await door.client.subscribe("durable.cancel")
+        await flush(door.client)
         door.intake.answers.clear()
         id = await door.accepted(document(1))
         while not door.intake.seen:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from tests.support.clients.nats_flush import flush
 from tests.support.gateway.async_frontend import Door, document, run
 from weir.bus.naming import durable_subjects as subjects
 from weir.durable.api import callbacks
@@ -119,6 +120,7 @@ def test_large_answers_are_posted_whole(nats_url: str) -> None:
 def test_a_callback_subject_is_a_reply_subject(nats_url: str) -> None:
     async def scenario(door: Door) -> None:
         answers = await door.client.subscribe("answers.mine")
+        await flush(door.client)
         await door.accepted(document(1), Weir_Callback_Subject="answers.mine")
         assert (await answers.next_msg(5)).headers["Weir-Outcome"] == "succeeded"
         both = await door.infer(document(1), Weir_Callback_Subject="answers.a", Weir_Callback_Url="http://x/")

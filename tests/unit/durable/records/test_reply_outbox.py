@@ -11,6 +11,7 @@ from typing import Any
 import nats
 import pytest
 
+from tests.support.clients.nats_flush import flush
 from tests.support.waiting import eventually
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.nats.connection import Bus
@@ -43,7 +44,7 @@ class Setting:
             self.came.append(message.data)
 
         await self.client.subscribe(subject, cb=take)
-        await self.client.flush()
+        await flush(self.client)
 
     def send(self, subject: str, data: bytes, is_repeated: bool = False) -> None:
         block = pack_headers({"Nats-Msg-Id": data.decode()})
@@ -102,7 +103,6 @@ async def test_a_gateway_that_stops_waits_for_no_subscriber(nats_url: str) -> No
         await eventually(lambda: to.left == [b"1"])
 
 
-@pytest.mark.slow  # it passes alone, and in two of four runs of all tests its response did not come within 20 s
 async def test_a_gateway_that_stops_delivers_the_responses_of_requests_that_end_meanwhile(nats_url: str) -> None:
     async with setting(nats_url) as to:
         await to.subscribe("stopping.*")
@@ -180,6 +180,6 @@ async def test_an_answer_that_a_subscriber_answers_has_left(nats_url: str) -> No
             await message.respond(b"thank you")
 
         await to.client.subscribe("polite.*", cb=answer)
-        await to.client.flush()
+        await flush(to.client)
         to.send("polite.1", b"1")
         await eventually(lambda: to.left == [b"1"])
