@@ -12,20 +12,24 @@ import pytest
 
 from tests.support.docs.pages import INIT, Block, blocks
 from tests.support.models import onnx_files
+from tests.support.models.torch_files import script
+from tests.support.own_process import later, run_in_own_process
 from tests.support.servers.demo import environment, in_venv
 from tests.support.servers.weir_server import Server
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from tests.support.models.torch_files import script  # noqa: E402
+torch = later("torch")
 
 SERVE = ".venv/bin/weir serve --model-repository=models"
+
+
+def write_script(folder: str) -> None:
+    script(Path(folder), torch.nn.Linear(4, 3).requires_grad_(False))
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     onnx.save(onnx_files.graph(), tmp_path / "digits.onnx")
-    script(tmp_path, torch.nn.Linear(4, 3).requires_grad_(False))
+    run_in_own_process(write_script, str(tmp_path))
     shutil.move(tmp_path / "1" / "model.pt", tmp_path / "iris.pt")
     (tmp_path / "1").rmdir()
     return tmp_path

@@ -6,18 +6,20 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from tests.support.models.torch_files import export, script
 from tests.support.models.zoo import write_identity
+from tests.support.own_process import later, run_in_own_process
 from tests.support.servers.weir_server import Server
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from tests.support.models.torch_files import export, script  # noqa: E402
+torch = later("torch")
+networks = later("tests.support.models.torch_networks")
 
 SCRIPT = """
 backend: "pytorch"
@@ -30,9 +32,13 @@ instance_group [ { kind: KIND_CPU count: 2 } ]
 ISOLATED = 'parameters { key: "isolation" value { string_value: "process" } }'
 
 
-class AddSub(torch.nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return a + b, a - b
+def write_networks(folder: str) -> None:
+    """The files of `script` and `program`."""
+    script(Path(folder, "script"), networks.AddSub())
+    width = torch.export.Dim("width", min=1, max=1_000_000)
+    batch = torch.export.Dim("batch", min=1, max=8)
+    shapes = ({0: batch, 1: width}, {0: batch, 1: width})
+    export(Path(folder, "program"), networks.AddSub(), (torch.ones(2, 3), torch.ones(2, 3)), dynamic_shapes=shapes)
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +47,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     models = {name: folder / "models" / name for name in ("script", "program")}
     for path in models.values():
         path.mkdir(parents=True)
-    script(models["script"], AddSub())
+    run_in_own_process(write_networks, str(folder / "models"))
     (models["script"] / "config.pbtxt").write_text(SCRIPT)
-    width = torch.export.Dim("width", min=1, max=1_000_000)
-    batch = torch.export.Dim("batch", min=1, max=8)
-    shapes = ({0: batch, 1: width}, {0: batch, 1: width})
-    export(models["program"], AddSub(), (torch.ones(2, 3), torch.ones(2, 3)), dynamic_shapes=shapes)
     write_identity(folder / "models", "isolated", "FP32", ISOLATED)
     started = Server(folder, folder / "models")
     try:

@@ -14,23 +14,15 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.support.models import onnx_files
+from tests.support.models.torch_files import export, script
+from tests.support.own_process import later
 from tests.support.servers.forked_commands import COMMAND
 from tests.support.servers.weir_server import Server, clean_environment
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
-
-from tests.support.models.torch_files import export, script  # noqa: E402
+torch = later("torch")
+networks = later("tests.support.models.torch_networks")
 
 pytestmark = pytest.mark.slow  # `make test` serves a generated folder in the test of the page
-
-
-class Scores(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.softmax(self.layer(x), -1)
 
 
 def fixed_graph() -> onnx.ModelProto:
@@ -48,9 +40,9 @@ def write_files(folder: Path) -> None:
     onnx.save_model(
         fixed_graph(), folder / "fixed.onnx", save_as_external_data=True, location="fixed.data", size_threshold=0
     )
-    script(folder, Scores())
+    script(folder, networks.Scores())
     (folder / "1" / "model.pt").rename(folder / "script.pt")
-    export(folder, Scores(), (torch.ones(2, 4),))
+    export(folder, networks.Scores(), (torch.ones(2, 4),))
     (folder / "1" / "model.pt2").rename(folder / "program.pt2")
 
 
@@ -147,7 +139,7 @@ def test_weights_beside_a_model_go_with_it(made: Made) -> None:
 )
 def test_files_that_cannot_be_read_are_refused(made: Made, file: str, text: str) -> None:
     (made.folder / "net.onnx").write_bytes(b"no protobuf")
-    torch.save(Scores().state_dict(), made.folder / "weights.pt")
+    torch.save(networks.Scores().state_dict(), made.folder / "weights.pt")
     done = subprocess.run(
         [*COMMAND, "init", file, "--name=refused"],
         cwd=made.folder,

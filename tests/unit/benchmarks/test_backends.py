@@ -1,9 +1,12 @@
 """The networks of `benchmarks.backends`: the bare loop and the server run the same inputs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from benchmarks.backends import NETWORKS
+from tests.support.own_process import run_in_own_process
 from weir.repository.config_text import parse_config
 from weir.schemas.kserve.request import parse_infer_request
 
@@ -11,10 +14,10 @@ MODEST = [name for name in NETWORKS if name != "ocr_rec"]
 """Without the one that takes a second."""
 
 
-@pytest.mark.parametrize("name", MODEST)
-def test_a_batch_answers_each_request_as_the_request_alone(name, tmp_path):
+def compare(name, folder):
+    """Writes a network, and runs a batch and one request of it."""
     network = NETWORKS[name]
-    version = network.write(tmp_path)
+    version = network.write(Path(folder))
     config = parse_config((version.parent / "config.pbtxt").read_bytes(), "config.pbtxt")
     assert (config.name, config.max_batch_size, config.backend) == (name, network.batch, network.backend)
     assert [output.name for output in config.output] == list(network.outputs)
@@ -23,6 +26,11 @@ def test_a_batch_answers_each_request_as_the_request_alone(name, tmp_path):
     for one, all_of_them in zip(alone, together, strict=True):
         assert len(all_of_them) == network.batch
         np.testing.assert_allclose(all_of_them[-network.rows :], one, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODEST)
+def test_a_batch_answers_each_request_as_the_request_alone(name, tmp_path):
+    run_in_own_process(compare, name, str(tmp_path))
 
 
 @pytest.mark.parametrize("name", NETWORKS)

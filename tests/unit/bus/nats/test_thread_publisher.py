@@ -17,7 +17,7 @@ from weir.bus.links import folder
 from weir.bus.links.link import LinkEnd, Sent
 from weir.bus.nats.thread_publisher import ThreadPublisher
 
-LARGE = b"x" * (64 << 20)
+LARGE = bytes(64 << 20)  # no memory until it is written to
 """More than any socket takes without a reader."""
 
 

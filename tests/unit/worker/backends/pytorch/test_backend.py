@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +19,7 @@ from tests.support.models.torch_files import (
     version,
     without_warnings,
 )
+from tests.support.own_process import later
 from weir.bus.payloads.arena import PayloadReader
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest
@@ -28,20 +28,12 @@ from weir.worker.backend_api.interface import Execution, InstanceDevice
 from weir.worker.backends.pytorch.backend import PyTorchBackend
 from weir.worker.backends.pytorch.programs import Format, find_artifact
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+torch = later("torch")
+networks = later("tests.support.models.torch_networks")
 
 
 def rows(*shape: int, start: int = 0) -> np.ndarray:
     return (np.arange(int(np.prod(shape)), dtype=np.float32) + start).reshape(shape)
-
-
-class Affine(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.tensor(2.0))
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x * self.factor - y, x + y
 
 
 BOTH = "first__0:FP32:3 second__1:FP32:3"
@@ -51,8 +43,8 @@ BOTH = "first__0:FP32:3 second__1:FP32:3"
 def affine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One model in two formats."""
     folder = tmp_path_factory.mktemp("affine")
-    script(folder, Affine())
-    export(folder, Affine(), (torch.ones(2, 3), torch.ones(2, 3)))
+    script(folder, networks.Affine())
+    export(folder, networks.Affine(), (torch.ones(2, 3), torch.ones(2, 3)))
     return folder
 
 
@@ -146,34 +138,11 @@ def test_errors_of_a_run_name_no_files(affine: Path) -> None:
     assert "\n" not in raised.value.message
 
 
-class Named(NamedTuple):
-    negative: torch.Tensor
-    count: torch.Tensor
-
-
-class ReturnsNamed(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> Named:
-        return Named(-x, torch.full((x.shape[0], 1), x.shape[0]))
-
-
-class TakesDict(torch.nn.Module):
-    def forward(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        return inputs["A"] - inputs["B"], inputs["A"]
-
-
-class TakesList(torch.nn.Module):
-    def forward(self, inputs: list[torch.Tensor]) -> torch.Tensor:
-        return inputs[0] - inputs[1]
-
-
-class Shouts(torch.nn.Module):
-    def forward(self, words: list[str], times: int = 2) -> list[str]:
-        return [word + "!" + str(times) for word in words]
-
-
 def test_structures_of_inputs_and_outputs(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("named", "dict", "list")]
-    for folder, module in zip(folders, (ReturnsNamed(), TakesDict(), TakesList()), strict=True):
+    for folder, module in zip(
+        folders, (networks.ReturnsNamed(), networks.TakesDict(), networks.TakesList()), strict=True
+    ):
         folder.mkdir()
         script(folder, module)
     with instance_of(version(folders[0], config(outputs="count:INT64:1 negative:FP32:4"))) as instance:
@@ -204,7 +173,7 @@ def test_a_program_with_keywords_and_a_dictionary_of_outputs(tmp_path: Path) -> 
 
 
 def test_strings_and_numbers(tmp_path: Path) -> None:
-    script(tmp_path, Shouts())
+    script(tmp_path, networks.Shouts())
     made = config(inputs="words:STRING:-1 times:INT32:1", outputs="out:STRING:-1", max_batch_size=0)
     words = np.array(["ä".encode(), b"b"], np.object_)
     with instance_of(version(tmp_path, made)) as instance:
@@ -258,16 +227,6 @@ def test_a_model_that_writes_to_its_input_does_not_touch_the_callers_memory(tmp_
         assert bytes(answer[0].outputs[0].data) == np.ones(size // 4, np.float32).tobytes()
 
 
-class Counts(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("seen", torch.zeros(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen += 1
-        return x + self.seen
-
-
 def test_instances_share_only_programs_without_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     for module in (torch.jit, torch.export):
@@ -277,12 +236,12 @@ def test_instances_share_only_programs_without_state(tmp_path: Path, monkeypatch
     folders = {name: tmp_path / name for name in ("script", "frozen", "exported", "stateful")}
     for folder in folders.values():
         folder.mkdir()
-    script(folders["script"], Counts())
+    script(folders["script"], networks.Counts())
     with without_warnings():
         frozen = torch.jit.freeze(torch.jit.script(torch.nn.Linear(4, 4).eval()))
     script(folders["frozen"], frozen)
     export(folders["exported"], torch.nn.Linear(4, 4), (torch.ones(2, 4),))
-    export(folders["stateful"], Counts(), (torch.ones(2, 4),))
+    export(folders["stateful"], networks.Counts(), (torch.ones(2, 4),))
 
     def second_response(name: str, **parameters: str) -> tuple[bool, float]:
         opened.clear()
@@ -370,7 +329,7 @@ def test_a_class_with_weights_beside_it(tmp_path: Path) -> None:
 
 
 def test_options(tmp_path: Path) -> None:
-    script(tmp_path, Affine())
+    script(tmp_path, networks.Affine())
     settings = {"INFERENCE_MODE": "false", "DISABLE_OPTIMIZED_EXECUTION": "true", "INTRA_OP_THREAD_COUNT": "2"}
     made = config(inputs="x:FP32:3 y:FP32:3", outputs=BOTH, parameters=settings)
     with instance_of(version(tmp_path, made)) as instance:

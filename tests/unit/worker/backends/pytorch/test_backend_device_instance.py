@@ -12,6 +12,7 @@ import pytest
 from tests.support.fakes.cuda_device import execution, fake_cuda_runtime, numbers, run, values
 from tests.support.fakes.torch_cuda import FakeTorch
 from tests.support.models.torch_files import config, request, script, without_warnings
+from tests.support.own_process import later
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.worker.backend_api.interface import InstanceDevice
 from weir.worker.backends.pytorch.library import TorchOptions
@@ -20,7 +21,8 @@ from weir.worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
 from weir.worker.cuda.device_instance import DeviceInstance
 from weir.worker.execution.batch_tensors import NamedDatatype
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+torch = later("torch")
+networks = later("tests.support.models.torch_networks")
 
 
 class TorchOnMadeUpCuda(FakeTorch):
@@ -52,20 +54,6 @@ class TorchOnMadeUpCuda(FakeTorch):
         self.as_tensor = as_tensor
 
 
-class Scales(torch.nn.Module):
-    """Fails for negative numbers; its second output stays on the host, as its strings do."""
-
-    def forward(self, IN: torch.Tensor, words: list[str]) -> tuple[torch.Tensor, list[str]]:
-        if bool((IN < 0).any()):
-            raise ValueError("negative")
-        return IN * 2, words
-
-
-class Doubles(torch.nn.Module):
-    def forward(self, IN: torch.Tensor) -> torch.Tensor:
-        return IN * 2 if bool((IN >= 0).all()) else IN.reshape(7, 7)
-
-
 @pytest.fixture
 def cuda() -> Iterator[Any]:
     with fake_cuda_runtime() as runtime:
@@ -91,7 +79,7 @@ def instance(cuda: Any, folder: Path, module: Any, outputs: str = "OUT:FP32:-1",
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_each_request_gets_its_own_rows(cuda: Any, tmp_path: Path, own_stream: bool) -> None:
     optimization = {"cuda": {"output_copy_stream": own_stream, "graphs": True}}  # torch runs without graphs
-    made = instance(cuda, tmp_path, Doubles(), inputs="IN:FP32:-1", optimization=optimization)
+    made = instance(cuda, tmp_path, networks.Doubles(), inputs="IN:FP32:-1", optimization=optimization)
     pending: list[Any] = []
     for number in range(6):
         pending.append((number, made.execute([numbers([number, 1]), numbers([number + 100, 2])], execution())))
@@ -111,7 +99,7 @@ def test_strings_and_outputs_on_the_host_go_along(cuda: Any, tmp_path: Path) -> 
     made = instance(
         cuda,
         tmp_path,
-        Scales(),
+        networks.Scales(),
         "OUT:FP32:-1 results:STRING:-1",
         inputs="IN:FP32:-1 words:STRING:-1",
         max_batch_size=0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.fakes.torch_cuda import FakeTorch, from_device, on_device
 from tests.support.models.torch_files import config, export, script, without_warnings
+from tests.support.own_process import later
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
@@ -25,7 +26,7 @@ from weir.worker.backends.pytorch.signature import Argument, Signature
 from weir.worker.devices.gpus import WorkerDevices
 from weir.worker.execution.batch_tensors import NamedDatatype
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+torch = later("torch")
 
 
 class Stream:
@@ -126,16 +127,17 @@ def test_strings_stay_on_the_host_both_ways(fake: FakeTorch, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("error", "is_lost", "code"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False, ErrorCode.UNAVAILABLE),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), False, ErrorCode.UNAVAILABLE),  # of TorchScript
-        (RuntimeError("CUDA error: invalid configuration argument"), False, ErrorCode.INTERNAL),
-        (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), True, None),
-        (ValueError("of its own"), True, ErrorCode.INTERNAL),
+        (lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), False, ErrorCode.UNAVAILABLE),
+        # Of TorchScript
+        (lambda: RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), False, ErrorCode.UNAVAILABLE),
+        (lambda: RuntimeError("CUDA error: invalid configuration argument"), False, ErrorCode.INTERNAL),
+        (lambda: RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), True, None),
+        (lambda: ValueError("of its own"), True, ErrorCode.INTERNAL),
     ],
 )
-def test_errors_of_cuda(fake: FakeTorch, error: Exception, is_lost: bool, code: ErrorCode | None) -> None:
+def test_errors_of_cuda(fake: FakeTorch, error: Callable[[], Exception], is_lost: bool, code: ErrorCode | None) -> None:
     fake.cuda.is_lost = is_lost
-    made = runner(fake, Program(error))
+    made = runner(fake, Program(error()))
     given = {"x": on_device(np.ones((1, 4), np.float32), "FP32")}
     if code is None:
         with pytest.raises(DeviceLost, match=r"an illegal memory access was encountered$"):
@@ -194,7 +196,7 @@ def test_availability_is_determined_without_an_import(monkeypatch: pytest.Monkey
 
 
 def test_the_build_is_read_from_its_files() -> None:
-    assert installed_version("torch") == torch.__version__
+    assert installed_version("torch") == torch.version.__version__
     assert installed_version("no-such-package", "numpy") == np.__version__
     assert installed_version("no-such-package") == ""
     assert pytorch_library.built_for_cuda() == (torch.version.cuda or "")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.models.torch_files import config, export, script, without_warnings
+from tests.support.own_process import later
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.worker.backend_api.interface import DeviceTensor
 from weir.worker.backends.pytorch.library import TorchOptions
@@ -16,7 +17,8 @@ from weir.worker.backends.pytorch.programs import CompiledProgram, ExportedProgr
 from weir.worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
 from weir.worker.execution.batch_tensors import NamedDatatype
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+torch = later("torch")
+networks = later("tests.support.models.torch_networks")
 
 pytestmark = pytest.mark.gpu
 
@@ -34,16 +36,6 @@ class Stream:
 
     def allocate(self, size_bytes: int) -> Any:
         raise AssertionError("torch allocates by itself")
-
-
-class Net(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        y = self.layer(x)
-        return y, y.argmax(1, keepdim=True)
 
 
 def runner(program: Any, outputs: str = "y:FP32:4 best:INT64:1") -> TorchDeviceRunner:
@@ -68,7 +60,7 @@ def from_gpu(tensor: Any) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["script", "exported", "compiled"])
 def test_a_model_responds_as_on_the_cpu(tmp_path: Path, kind: str) -> None:
     torch.manual_seed(0)
-    net = Net().eval()
+    net = networks.Best().eval()
     program: Any
     if kind == "script":
         script(tmp_path, net)
@@ -80,7 +72,7 @@ def test_a_model_responds_as_on_the_cpu(tmp_path: Path, kind: str) -> None:
             program = ExportedProgram(torch, tmp_path / "1" / "model.pt2", DEVICE)
     else:
         batch = torch.export.Dim("batch", min=1, max=16)
-        on_device = Net().to(DEVICE).eval()
+        on_device = networks.Best().to(DEVICE).eval()
         on_device.load_state_dict(net.state_dict())
         exported = torch.export.export(on_device, (torch.ones(2, 4, device=DEVICE),), dynamic_shapes=({0: batch},))
         with without_warnings():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.models.torch_files import config, instance_of, request, run, version, without_warnings
+from tests.support.own_process import later
 from weir.repository.config_text import config_from_dict, config_to_json
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError
@@ -17,14 +18,10 @@ from weir.worker.backends.isolation.backend import IsolatedBackend, isolate_if_w
 from weir.worker.backends.pytorch.backend import PyTorchBackend
 from weir.worker.backends.pytorch.programs import Format, find_artifact
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+torch = later("torch")
+networks = later("tests.support.models.torch_networks")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-class Two(torch.nn.Module):
-    def forward(self, x: torch.Tensor, *, y: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"less": x - y, "sum": (x + y).sum(1, keepdim=True)}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +31,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     batch = torch.export.Dim("batch", min=1, max=16)
     # Of one tensor given twice torch makes one input.
     x, y = torch.ones(2, 3), torch.ones(2, 3)
-    program = torch.export.export(Two(), (x,), {"y": y}, dynamic_shapes={"x": {0: batch}, "y": {0: batch}})
+    program = torch.export.export(networks.Two(), (x,), {"y": y}, dynamic_shapes={"x": {0: batch}, "y": {0: batch}})
     with without_warnings():
         torch._inductor.aoti_compile_and_package(program, package_path=str(folder / "1" / "model.pt2"))
     return folder
