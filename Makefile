@@ -10,7 +10,7 @@ NPM    := $(NODE)/bin/node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 WEB    := $(VENV)/.web-files
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow faults shapes chart containers gpu-check gpu-bundle lint bench docs pictures site dist lock clean
+.PHONY: help install demo serve test test-slow timing faults shapes chart containers gpu-check gpu-bundle lint bench docs pictures site dist lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -67,10 +67,14 @@ serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002, 808
 	$(RUN) weir demo --serve
 
 test: $(TESTED) ## Run the tests that need no GPU and little time.
-	$(RUN) pytest -n 2 --dist loadfile -m "not slow and not gpu and not containers"
+	$(RUN) pytest -n 2 --dist loadfile -m "not slow and not gpu and not containers and not timing"
 
 test-slow: $(TESTED) ## Run the slow tests.
-	$(RUN) pytest -m "slow and not gpu and not containers"
+	$(RUN) pytest -m "slow and not gpu and not containers and not timing"
+
+# One process, one test after the other: what they bound is a time, which other work on the machine makes longer.
+timing: $(TESTED) ## Run the tests that bound a time, on a machine that does nothing else.
+	$(RUN) pytest -m "timing and not gpu and not containers"
 
 faults: $(STAMP) ## Run the fault suite: kills, pauses, partitions, full queues. SEED=7 COUNT=20
 	$(RUN) tests.faults --table $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))

@@ -21,7 +21,7 @@ hypothesis.settings.load_profile("weir")
 
 # What a run leaves out, by the marker that says why. Workers of xdist send their counts, which are equal, to the parent.
 
-MARKERS = ("slow", "gpu", "containers")
+MARKERS = ("gpu", "containers", "timing", "slow")
 _left_out: Counter[str] = Counter()
 
 
