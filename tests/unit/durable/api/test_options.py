@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +44,6 @@ def test_any_bytes_are_read(values: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("value", [b'"' * 1024, b'"\\' * 512, b'a"' * 512, b"," * 1024])
-def test_no_header_takes_long(value: bytes) -> None:
-    began_s = time.perf_counter()
-    read_preferences([value])
-    assert time.perf_counter() - began_s < 0.1
+def test_no_header_is_read_by_trying_all_of_its_parts(value: bytes) -> None:
+    """An expression that tries each way to divide it would not end."""
+    assert read_preferences([value]) == Preferences()

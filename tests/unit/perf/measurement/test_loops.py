@@ -140,13 +140,15 @@ async def test_latency_of_an_open_loop_counts_from_when_a_request_was_due() -> N
     """No coordinated omission: one slow server makes all requests that were due meanwhile slow."""
     client = FakeClient(0.02)
     loop = open_loop(client, 200, 1)
+    began_s = time.perf_counter()
     await run_until(loop, lambda: len(client.calls) >= 20)
     assert client.most_in_flight == 1
     # The request number n is due at n * 5 ms, and answered at the earliest at (n + 1) * 20 ms.
     assert loop.window.latency.max_s >= 19 * 0.015 * 0.95
     assert loop.window.latency.quantile_s(0.5) >= 9 * 0.015 * 0.9
-    # The server was the limit: the client sent as soon as it was allowed to.
-    assert loop.window.send_delay.quantile_s(0.5) < 0.01
+    # What the client delayed is counted from when the server was free, so it lies between the requests, not in them.
+    answered_s = loop.window.succeeded * client.service_s
+    assert loop.window.send_delay.sum_s <= time.perf_counter() - began_s - answered_s
 
 
 async def test_requests_that_are_not_answered_in_time_are_cancelled_and_counted() -> None:
@@ -235,7 +237,7 @@ async def test_an_interrupted_level_has_what_was_measured() -> None:
     result = await task
     assert result.is_interrupted
     assert result.window.succeeded > 3
-    assert 0 < result.window.seconds < 60
+    assert result.window.seconds > 0
 
 
 @pytest.mark.parametrize(
