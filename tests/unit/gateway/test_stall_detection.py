@@ -49,7 +49,7 @@ def test_every_connection_is_checked_even_after_an_exception(monkeypatch: pytest
 
     async def scenario() -> None:
         task = asyncio.create_task(end_stalled_connections(lambda: [Broken(), Watched()], MemoryLedger()))
-        await asyncio.wait_for(checked.wait(), 5)
+        await checked.wait()
         assert not task.done()
         task.cancel()
 
@@ -68,7 +68,7 @@ def test_free_memory_is_returned_after_a_flood(monkeypatch: pytest.MonkeyPatch) 
         assert account.charge("http", 128 << 20)
         account.release("http", 128 << 20)
         task = asyncio.create_task(end_stalled_connections(list, ledger))
-        await asyncio.wait_for(returned.wait(), 5)
+        await returned.wait()
         task.cancel()
         assert ledger.recent_peak_bytes == 0
 

@@ -28,7 +28,7 @@ async def test_a_blocking_callback_is_measured() -> None:
         await asyncio.sleep(0)
         block(INTERVAL_S + 0.2)
         await asyncio.sleep(0.001)
-        assert 0.19 < lag.max_s() < 5
+        assert lag.max_s() > 0.19
     finally:
         lag.stop()
 

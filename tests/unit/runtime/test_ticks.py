@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from weir.runtime import ticks
 from weir.runtime.ticks import delay_to_tick_s, next_tick
 
 
@@ -40,12 +41,20 @@ def test_the_first_run_is_at_most_one_and_a_half_intervals_away() -> None:
         assert 0.5 <= delay_to_tick_s(1000 + step / 1000, 1.0) <= 1.5
 
 
-async def test_two_tasks_wake_up_in_the_same_turn() -> None:
-    woken: list[float] = []
+async def test_tasks_that_begin_at_two_moments_wake_up_at_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loop:
+        now_s = 1000.003
 
-    async def wake(interval_s: float) -> None:
-        await next_tick(interval_s)
-        woken.append(asyncio.get_running_loop().time())
+        def time(self) -> float:
+            return self.now_s
 
-    await asyncio.gather(wake(0.02), wake(0.02))
-    assert woken[1] - woken[0] < 0.01
+    loop, woken = Loop(), list[float]()
+
+    async def sleep(delay_s: float) -> None:
+        woken.append(loop.now_s + delay_s)
+
+    monkeypatch.setattr(ticks, "asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep))
+    await next_tick(0.02)
+    loop.now_s = 1000.009
+    await next_tick(0.02)
+    assert woken == pytest.approx([1000.02, 1000.02])

@@ -83,7 +83,8 @@ def report_in(bus: CollectingBus) -> tuple[list[tuple[int, int | str]], bool]:
     return [(version, id) for version, id, *_ in report.sequences], report.is_complete
 
 
-async def test_a_report_waits_for_what_runs() -> None:
+async def test_a_report_waits_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequence_reports, "RUNNING_WAIT_S", 600)
     plain = SimpleNamespace(message=BatchMessage("s", 2, "m", 1, 0, [BatchEntry("g", 1, 0, b"")], []))
     assert report_in(await reported([])) == ([(1, 1)], True)
     assert report_in(await reported([batch((2, SEQUENCE_START))])) == ([(1, 1)], True)
@@ -91,7 +92,7 @@ async def test_a_report_waits_for_what_runs() -> None:
     async with asyncio.TaskGroup() as background:
         await SequenceReporter(bus, "w", roll, lambda: [plain, batch((2, 0), model="other")]).start(background)
         bus.deliver(subjects.sequence_query("w"), SequenceQuery("m").pack(), REPLY)
-        await eventually(lambda: bus.published, 0.3)
+        await eventually(lambda: bus.published)
 
 
 async def test_a_report_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,9 +100,8 @@ async def test_heartbeats_go_on_after_a_failure(dispatcher: Any, monkeypatch: py
     async with asyncio.TaskGroup() as background:
         before = asyncio.all_tasks()
         await create(bus, dispatcher).start(background)
-        async with asyncio.timeout(5):
-            while not bus.taken("heartbeat."):
-                await asyncio.sleep(0)
+        while not bus.taken("heartbeat."):
+            await asyncio.sleep(0)
         for task in asyncio.all_tasks() - before:
             task.cancel()
     assert len(calls) >= 3

@@ -188,7 +188,7 @@ async def test_the_death_of_a_process_that_had_not_read_everything_is_noticed(pa
     assert route.send([("reply.g", bytes(200_000)), ("reply.g", b"last")]) is Sent.WRITTEN
     stop_listening(pair.worker)
     kill(route)
-    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.LOST)], 2)
+    await eventually(lambda: pair.caller.ends == [("w", LinkEnd.LOST)])
     assert [len(data) for _, data in pair.caller.received] == [200_000, 4]
 
 
@@ -206,7 +206,7 @@ async def test_a_write_to_a_process_that_died_before_it_read_everything_ends_the
     assert route.send([("reply.g", b"unread")]) is Sent.WRITTEN
     assert pair.opened().send([("release.w", b"last")]) is Sent.WRITTEN
     kill(pair.opened())
-    await eventually(lambda: written == [False], 2)
+    await eventually(lambda: written == [False])
     assert pair.worker.published == [("reply.g", b"response")]
     assert pair.worker.links.route("reply.g") is None
 
@@ -346,7 +346,7 @@ async def test_a_link_that_is_cut_soon_is_opened_again_later(pair: Pair, monkeyp
     for _ in range(3):
         former = pair.opened()
         former._socket.shutdown(socket.SHUT_RDWR)
-        await eventually(lambda former=former: pair.caller.links.route("work.w") not in (None, former), 2)
+        await eventually(lambda former=former: pair.caller.links.route("work.w") not in (None, former))
     pair.caller.publish("work.w", b"batch")
     await eventually(lambda: pair.worker.received == [("work.w", b"batch")])
     assert pair.caller.ends == [("w", LinkEnd.CUT)] * 3

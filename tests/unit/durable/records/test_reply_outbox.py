@@ -108,7 +108,7 @@ async def test_a_gateway_that_stops_delivers_the_responses_of_requests_that_end_
         await to.subscribe("stopping.*")
         to.outbox.stop_waiting()
         to.send("stopping.1", b"1")
-        await eventually(lambda: to.left == [b"1"], 5)
+        await eventually(lambda: to.left == [b"1"])
         await eventually(lambda: to.came == [b"1"])
 
 

@@ -254,9 +254,8 @@ def test_a_call_exceeds_the_limit_after_the_timeout():
         limiter = StepLimiter(1, limit=1, timeout_s=0.01)
         for _ in range(2):
             start(calls, ensemble("a"), limiter)
-        async with asyncio.timeout(5):
-            while len(calls.sent) < 2:
-                await asyncio.sleep(0.005)
+        while len(calls.sent) < 2:
+            await asyncio.sleep(0.005)
 
     asyncio.run(patience())
 

@@ -128,7 +128,7 @@ async def test_a_request_waits_for_the_offers_of_the_other_workers(
         await asyncio.sleep(0.05)
         assert not admission.done()
         cluster.report("other", needs=ModelNeeds(ResourceAmounts(GIB)), revision=7)
-        assert await asyncio.wait_for(admission, 5)
+        assert await admission
     assert cluster.published["offers"]["m"].revision == 7
 
 
@@ -139,7 +139,7 @@ async def test_a_worker_that_does_not_reply_delays_a_request_only_for_a_while(
     found = cluster.add("m", GIB)
     cluster.report("other")
     async with cluster.models.turn("m") as model:
-        assert await asyncio.wait_for(cluster.placement.admits(model, found, None, 7), 5)
+        assert await cluster.placement.admits(model, found, None, 7)
 
 
 async def test_a_failed_load_is_not_repeated_until_the_next_attempt(cluster: Cluster) -> None:
@@ -181,9 +181,9 @@ async def test_a_worker_leaves_when_others_serve_its_models(cluster: Cluster) ->
     await turn()
     assert not leaving.done()
     cluster.report("other", ModelState.READY, needs)
-    await asyncio.wait_for(leaving, 1)
+    await leaving
 
 
 async def test_a_worker_that_serves_nothing_for_others_leaves_at_once(cluster: Cluster) -> None:
-    await asyncio.wait_for(cluster.placement.leave(60), 1)
+    await cluster.placement.leave(600)
     assert cluster.published == {}

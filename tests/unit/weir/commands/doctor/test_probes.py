@@ -82,10 +82,13 @@ def test_shared_memory_nats_server_and_python() -> None:
 
 
 def test_the_cost_of_a_sync_is_measured_and_nothing_is_left(tmp_path: Path) -> None:
+    began_s = time.perf_counter()
     found = probes.probe_disk(tmp_path / "not" / "there" / "yet")
+    took_s = time.perf_counter() - began_s
     assert found.folder == tmp_path
     assert len(found.syncs_s) == probes.SYNCS
-    assert all(0 < sync_s < 30 for sync_s in found.syncs_s)
+    assert min(found.syncs_s) > 0
+    assert sum(found.syncs_s) <= took_s, "in seconds"
     assert 0 < found.free_bytes <= found.total_bytes
     assert found.file_system
     assert list(tmp_path.iterdir()) == []
@@ -110,8 +113,9 @@ def test_a_folder_that_is_not_writable() -> None:
 
 
 def test_the_clock() -> None:
+    began_ns = time.perf_counter_ns()
     clock = probes.probe_clock()
-    assert 1 < clock.monotonic_ns < 1_000_000
+    assert 1 < clock.monotonic_ns * probes._CLOCK_READS <= time.perf_counter_ns() - began_ns
     assert clock.is_synchronized in (True, False, None)
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import psutil
@@ -236,13 +235,11 @@ class TestUserCode:
                     return [pb_utils.InferenceResponse([pb_utils.Tensor("PID", np.array([helper.pid]))])]
 
                 def finalize(self):
-                    time.sleep(60)
+                    time.sleep(600)
         """) as process:
             (helper,) = only(process.execute([python_request()])).outputs[0].to_numpy().tolist()
             pid = process.pid
-            began = time.monotonic()
             process.stop(0.2)
-        assert time.monotonic() - began < 5
         assert is_gone(pid)
         wait_until(lambda: is_gone(helper))
 
@@ -305,17 +302,17 @@ class TestDeath:
             process.execute([python_request()])
 
     def test_a_forked_process_does_not_hide_the_death(self, models: Models) -> None:
-        with models.running(
-            execute_body("""
+        with (
+            models.running(
+                execute_body("""
             if os.fork() == 0:
-                time.sleep(60)
+                time.sleep(600)
             os._exit(1)
         """)
-        ) as process:
-            began = time.monotonic()
-            with pytest.raises(ProcessDied):
-                process.execute([python_request()])
-            assert time.monotonic() - began < 5
+            ) as process,
+            pytest.raises(ProcessDied),
+        ):
+            process.execute([python_request()])
 
     def test_a_kill_ends_a_start(self, models: Models, tmp_path: Path) -> None:
         running = tmp_path / "running"
@@ -378,7 +375,7 @@ class TestDeath:
         finally:
             worker.kill()
             worker.wait()
-        wait_until(lambda: is_gone(pid), 2)
+        wait_until(lambda: is_gone(pid))
 
 
 def test_kill_does_not_wait_for_a_process_that_is_slow_to_die(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
