@@ -1,7 +1,7 @@
 """Tells each request in the how-manieth execution it ran (`TURN`), with how many others (`BATCH`).
 
 A `VALUE` of 0 keeps the model busy: it makes the file `running` in the model's folder, and waits for the file `go`. One of
--1 runs until its request is cancelled, for five seconds at most, and says in `CANCELLED` whether it was.
+-1 runs until its request is cancelled, for 15 seconds at most, and says in `CANCELLED` whether it was.
 """
 
 import time
@@ -22,7 +22,7 @@ class TritonPythonModel:
         if 0 in values:
             self.wait()
         if -1 in values:
-            until = time.monotonic() + 5
+            until = time.monotonic() + 15
             while not requests[0].is_cancelled() and time.monotonic() < until:
                 time.sleep(0.005)
         responses = []

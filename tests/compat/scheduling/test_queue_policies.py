@@ -45,6 +45,7 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     timeout = "default_timeout_microseconds: %d allow_timeout_override: true timeout_action: %s"
     write_gated_model(models, "full", "default_queue_policy { max_queue_size: 2 }")
     write_gated_model(models, "rejecting", f"default_queue_policy {{ {timeout % (200_000, 'REJECT')} }}")
+    write_gated_model(models, "patient", f"default_queue_policy {{ {timeout % (600_000_000, 'REJECT')} }}")
     write_gated_model(models, "delaying", f"default_queue_policy {{ {timeout % (10_000_000, 'DELAY')} }}")
     write_gated_model(
         models,
@@ -93,8 +94,7 @@ def test_a_full_queue_refuses_and_does_not_count_it_as_a_failure(policies: Serve
         gated.wait_queued()
         assert gated.ask().refusal == FULL
         with policies.http() as client:
-            status, _, body = ask_http(policies, "full")
-            assert (status, body) == (503, {"error": FULL[1]})
+            assert ask_http(policies, "full") == (503, {"error": FULL[1]})
             assert client.is_server_live()
         waiting[0].cancel()
         gated.wait_queued()
@@ -107,16 +107,24 @@ def test_a_full_queue_refuses_and_does_not_count_it_as_a_failure(policies: Serve
 
 def test_timed_out_requests_are_refused_while_every_instance_is_busy(policies: Server, grpc: Any) -> None:
     with gate(policies, grpc, "rejecting") as gated:
-        late, small, large = gated.ask(), gated.ask(timeout=50_000), gated.ask(timeout=9_000_000)
-        assert [asked.refusal for asked in (late, small, large)] == [EXPIRED] * 3
-        assert 0.05 <= small.took_s < 0.19
-        assert 0.2 <= late.took_s < 0.6
-        assert 0.2 <= large.took_s < 0.6, "a timeout is never longer than the default"
+        late, large = gated.ask(), gated.ask(timeout=600_000_000)
+        assert [asked.refusal for asked in (late, large)] == [EXPIRED] * 2, "a timeout is never longer than the default"
+        assert min(late.took_s, large.took_s) >= 0.2
         in_time = gated.ask()
         gated.wait_queued()
         gated.open()
     assert in_time.output("BATCH") == 1
-    assert failures(policies, "rejecting") == {"REJECTED": 3}
+    assert failures(policies, "rejecting") == {"REJECTED": 2}
+
+
+def test_a_request_may_have_a_shorter_timeout_than_the_default(policies: Server, grpc: Any) -> None:
+    with gate(policies, grpc, "patient") as gated:
+        waiting, small = gated.ask(), gated.ask(timeout=50_000)
+        assert small.refusal == EXPIRED
+        assert small.took_s >= 0.05
+        assert not waiting.is_over
+        gated.open()
+    assert failures(policies, "patient") == {"REJECTED": 1}
 
 
 def test_timed_out_requests_run_last_where_they_are_delayed(policies: Server, grpc: Any) -> None:
@@ -154,16 +162,15 @@ def test_priorities_are_strict_among_any_number_of_levels(policies: Server, grpc
 # Deadlines
 
 
-def ask_http(server: Server, model: str, headers: dict[str, str] | None = None) -> tuple[int, float, Any]:
-    """(status, how long it took, the body) of an infer request."""
+def ask_http(server: Server, model: str, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+    """(status, body) of an infer request."""
     connection = http.client.HTTPConnection(*server.http_place.split(":"), timeout=20)
     body = {"inputs": [{"name": "VALUE", "shape": [1, 1], "datatype": "INT64", "data": [1]}]}
-    began_s = time.monotonic()
     connection.request("POST", f"/v2/models/{model}/infer", json.dumps(body), headers or {})
     response = connection.getresponse()
     answer = json.loads(response.read())
     connection.close()
-    return response.status, time.monotonic() - began_s, answer
+    return response.status, answer
 
 
 def unix_ms(in_s: float) -> str:
@@ -173,11 +180,10 @@ def unix_ms(in_s: float) -> str:
 def test_a_request_is_refused_in_the_queue_when_its_deadline_passes(policies: Server, grpc: Any) -> None:
     before = failures(policies, "strategic").get("REJECTED", 0)
     with gate(policies, grpc, "strategic") as gated:
-        status, took_s, body = ask_http(policies, "strategic", {"Weir-Deadline-Ms": unix_ms(0.15)})
-        assert (status, body) == (503, {"error": EXPIRED[1]})
-        assert 0.1 < took_s < 0.6
-        status, took_s, body = ask_http(policies, "strategic", {"weir-deadline-ms": "1"})
-        assert (status, body) == (503, {"error": EXPIRED[1]})
+        deadline_ms = unix_ms(0.15)
+        assert ask_http(policies, "strategic", {"Weir-Deadline-Ms": deadline_ms}) == (503, {"error": EXPIRED[1]})
+        assert int(unix_ms(0)) >= int(deadline_ms)
+        assert ask_http(policies, "strategic", {"weir-deadline-ms": "1"}) == (503, {"error": EXPIRED[1]})
         gated.open()
     assert failures(policies, "strategic")["REJECTED"] == before + 2
 
@@ -195,17 +201,15 @@ def test_a_running_model_is_told_that_nobody_waits_any_more(policies: Server) ->
     connection = http.client.HTTPConnection(*policies.http_place.split(":"), timeout=20)
     body = {"inputs": [{"name": "VALUE", "shape": [1, 1], "datatype": "INT64", "data": [-1]}]}
     headers = {"Weir-Deadline-Ms": unix_ms(0.3)}
-    began_s = time.monotonic()
     connection.request("POST", "/v2/models/full/infer", json.dumps(body), headers)
     answer = json.loads(connection.getresponse().read())
     connection.close()
     assert {output["name"]: output["data"] for output in answer["outputs"]}["CANCELLED"] == [1]
-    assert time.monotonic() - began_s < 3
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-5", "0", "1.5", "9" * 30])
 def test_a_deadline_that_is_none_is_refused(policies: Server, value: str) -> None:
-    status, _, body = ask_http(policies, "full", {"Weir-Deadline-Ms": value})
+    status, body = ask_http(policies, "full", {"Weir-Deadline-Ms": value})
     assert status == 400
     assert body["error"].startswith("Unable to parse Weir-Deadline-Ms")
 
