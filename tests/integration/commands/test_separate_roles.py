@@ -24,6 +24,17 @@ from weir.schemas.wire.statistics import WorkerCounters, unpack_counters
 
 @pytest.mark.timeout(120)
 def test_two_workers_share_the_load_and_one_may_die(start: Start, tmp_path: Path) -> None:
+    _recovery_s(start, tmp_path)
+
+
+@pytest.mark.timing
+@pytest.mark.timeout(120)
+def test_the_other_worker_answers_within_a_second(start: Start, tmp_path: Path) -> None:
+    assert _recovery_s(start, tmp_path) < 1.0
+
+
+def _recovery_s(start: Start, tmp_path: Path) -> float:
+    """The seconds from the death of one of two workers until both models answered; no request is lost."""
     write_small_zoo(tmp_path / "models")
     start("scheduler")
     workers = [start.worker() for _ in range(2)]
@@ -40,8 +51,8 @@ def test_two_workers_share_the_load_and_one_may_die(start: Start, tmp_path: Path
     print(ledger.summary("kill -9 of one of two workers", 1, [recovery]))
     assert min(shares) > 0.2 * sum(shares)
     assert (ledger.unanswered, ledger.faults) == (0, [])
-    assert recovery < 1.0, "the other worker goes on"
     assert served.is_ready()
+    return recovery
 
 
 @pytest.mark.timeout(120)

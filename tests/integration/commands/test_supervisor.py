@@ -390,7 +390,7 @@ def test_nothing_outlives_a_killed_supervisor(serve: Callable[..., Serving], att
     assert all(map(alive, [nats, *roles]))
     serving.process.kill()
     serving.process.wait()
-    wait_until(lambda: not any(map(alive, [nats, *roles])), timeout_s=2.0)
+    wait_until(lambda: not any(map(alive, [nats, *roles])))
     assert serving.roles_that("told") == []
 
 

@@ -73,8 +73,8 @@ def test_without_a_terminal_it_prints_a_table_with_the_rates_of_now(server: Serv
     rows = {line.split()[0]: line.split() for line in lines if line.startswith(("slow", "fast"))}
     name, rate, p50, p99 = rows["slow"][:4]
     assert name == "slow"
-    assert 2 < float(rate) < 20
-    assert 45 < float(p50) < 200
+    assert float(rate) > 0
+    assert float(p50) > 45
     assert float(p99) >= float(p50)
     assert rows["slow"][-1] == "ready"
     assert rows["fast"][1] == "0"

@@ -3,7 +3,6 @@
 import http.client
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -123,11 +122,9 @@ def test_two_gateways_turn_away_what_a_full_queue_would_refuse(start: Start, tmp
     print(f"{dict(reply)}, turned away by gateways: {[_turned_away(served) for served in gateways]}")
     assert reply["answered"] > 0
     assert reply["refused"] > sum(map(_turned_away, gateways)), "the scheduler has told them"
-    # What nobody asks for any more is not refused for longer than a gateway was told.
-    over_s = time.monotonic()
+    # Without load each gateway accepts requests again.
     for served in gateways:
-        wait_until(lambda served=served: ask_over_http(served, over)["answered"], 1.0)
-    print(f"open again after {time.monotonic() - over_s:.3f} s")
+        wait_until(lambda served=served: ask_over_http(served, over)["answered"])
     # The queue's owner has heard of all that came.
     for served in gateways:
         wait_until(lambda served=served: served.metrics()["weir_refused_requests", MODEL] >= reply["refused"])

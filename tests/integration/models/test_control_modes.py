@@ -1,6 +1,5 @@
 """Separate roles: gateways learn models and control modes from the workers' announcements."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,6 @@ from tests.support.waiting import wait_until
 
 NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
 VALUE = {"IN": np.array([[5]], np.int64)}
-AT_ONCE_S = 30.0
-"""Less than any wait for a worker that never answers."""
 
 
 @pytest.mark.timeout(120)
@@ -44,7 +41,6 @@ def test_only_workers_that_carry_operations_out_are_asked(start: Start, tmp_path
     start("worker", more, "--model-control-mode=explicit")
     for open_client in (served.http, served.grpc):
         with open_client() as client:
-            begun_s = time.monotonic()
             client.load_model("asked_for")
             assert client.is_model_ready("asked_for")
             inputs = (http_inputs if open_client == served.http else grpc_inputs)(VALUE)
@@ -58,16 +54,13 @@ def test_only_workers_that_carry_operations_out_are_asked(start: Start, tmp_path
             assert client.is_model_ready("kept")
             with pytest.raises(InferenceServerException, match="failed to load 'nowhere'"):
                 client.load_model("nowhere")
-            assert time.monotonic() - begun_s < AT_ONCE_S
 
 
 def _refused(served: Endpoints, text: str, http_status: str, grpc_status: str) -> None:
-    """Loads are refused, at once."""
-    begun_s = time.monotonic()
+    """Loads are refused, at once: a worker that never answers would be waited for half an hour."""
     with served.http() as client, pytest.raises(InferenceServerException, match=text) as error:
         client.load_model("asked_for")
     assert error.value.status() == http_status
     with served.grpc() as client, pytest.raises(InferenceServerException, match=text) as error:
         client.load_model("asked_for")
     assert error.value.status() == f"StatusCode.{grpc_status}"
-    assert time.monotonic() - begun_s < AT_ONCE_S

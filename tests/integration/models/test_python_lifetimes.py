@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,12 +61,10 @@ def test_one_that_dies_idle_is_there_again_before_it_is_asked(mortals: Server) -
     with mortals.http() as client:
         pid = ask(client, "one", "first")
         os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
         # One question: between two it may be there again.
         wait_until(lambda: not client.is_server_ready())
         wait_until(lambda: client.is_model_ready("one"))
         assert client.is_server_ready()
-        assert time.monotonic() - began < 5
         assert ask(client, "one", "second") != pid
 
 

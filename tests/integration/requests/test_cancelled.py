@@ -1,7 +1,6 @@
 """Callers that disconnect: their requests leave the queue, and nothing of them remains."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -97,10 +96,8 @@ def test_cancelled_grpc_calls(server: Server, busy: Callable[[], None]) -> None:
 
 def test_grpc_calls_whose_time_is_up(server: Server, busy: Callable[[], None]) -> None:
     with server.grpc() as client:
-        asked = time.monotonic()
         with pytest.raises(tritonclient.utils.InferenceServerException, match="Deadline Exceeded") as late:
             client.infer(MODEL, grpc_inputs(arrays(1, 0)), client_timeout=0.1)
-        assert time.monotonic() - asked < 0.5
         assert late.value.status() == "StatusCode.DEADLINE_EXCEEDED"
     wait_until(lambda: server.in_flight() <= 1)
     busy()

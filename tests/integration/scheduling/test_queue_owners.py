@@ -82,33 +82,45 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.mark.timeout(120)
 def test_schedulers_come_are_paused_die_and_leave_under_load(cluster: Cluster) -> None:
+    _recoveries(cluster)
+
+
+@pytest.mark.timing
+@pytest.mark.timeout(120)
+def test_queues_have_another_owner_within_three_seconds(cluster: Cluster) -> None:
+    took = _recoveries(cluster)
+    assert max(took.values()) < 3.0, took
+
+
+def _recoveries(cluster: Cluster) -> dict[str, float]:
+    """The seconds until both models answered again, by what befell the owner of a queue; no request is lost."""
     ledger = Ledger(cluster.gateway, threads=4, pause_s=0.02)
     took: dict[str, float] = {}
     with ledger.sending():
         wait_until(lambda: len(ledger.entries) > 50)
         cluster.add()
-        wait_until(cluster.is_even, 5)
+        wait_until(cluster.is_even)
         paused = cluster.owner("slow")
         moment = time.monotonic()
         paused.process.send_signal(signal.SIGSTOP)
         took["paused"] = ledger.wait_for_answers(moment)
         paused.process.send_signal(signal.SIGCONT)
-        wait_until(cluster.is_even, 5)
+        wait_until(cluster.is_even)
         ledger.wait_for_answers(time.monotonic())
         owner = cluster.owner("slow")
         moment = time.monotonic()
         cluster.end(owner, signal.SIGKILL)
         took["killed"] = ledger.wait_for_answers(moment)
         cluster.add()
-        wait_until(cluster.is_even, 5)
+        wait_until(cluster.is_even)
         owner = cluster.owner("slow")
         moment = time.monotonic()
         cluster.end(owner, signal.SIGTERM)
         took["told to end"] = ledger.wait_for_answers(moment)
-        wait_until(cluster.is_even, 5)
+        wait_until(cluster.is_even)
     print(ledger.summary("owner paused, killed, told to end", 3, list(took.values())), took)
     assert_nothing_lost(ledger)
-    assert max(took.values()) < 3.0, "2 s, and some for a machine that is busy"
+    return took
 
 
 def test_a_sequence_whose_scheduler_has_died_ends_with_an_error_that_names_it(cluster: Cluster) -> None:
@@ -117,7 +129,7 @@ def test_a_sequence_whose_scheduler_has_died_ends_with_an_error_that_names_it(cl
             inputs = http_inputs({"IN": np.array([[value]], np.float32)})
             return float(client.infer("accumulator", inputs, sequence_id=4711, **of).as_numpy("OUT").item())
 
-    wait_until(cluster.is_even, 5)
+    wait_until(cluster.is_even)
     assert add(1, sequence_start=True) == 1
     while len(cluster.schedulers) < 2:
         cluster.add()

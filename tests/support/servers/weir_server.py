@@ -160,7 +160,7 @@ class Server(Endpoints):
         processes, segments = self.processes(), self.segments()
         self.process.send_signal(number)
         status = self.process.wait(timeout_s)
-        wait_until(lambda: not any(alive(process.pid) for process in processes), 5)
+        wait_until(lambda: not any(alive(process.pid) for process in processes))
         left = {name for name in segments if Path("/dev/shm", name).exists()}
         assert not left
         assert not list((self.folder / "tmp").iterdir())

@@ -35,8 +35,8 @@ async def inbox_of(responders: Responders) -> ReplyInbox:
 
 async def test_a_request_gets_its_own_reply(responders: Responders) -> None:
     inbox = await inbox_of(responders)
-    first = asyncio.create_task(inbox.request("a", b"1", timeout_s=1))
-    second = asyncio.create_task(inbox.request("b", b"2", timeout_s=1))
+    first = asyncio.create_task(inbox.request("a", b"1", timeout_s=20))
+    second = asyncio.create_task(inbox.request("b", b"2", timeout_s=20))
     await asyncio.sleep(0)
     responders.reply(b"of b", to=1)
     responders.reply(b"of a", to=0)
@@ -70,7 +70,7 @@ async def test_gather_ends_with_the_reply_that_completes_it(responders: Responde
         found.append(message)
         return len(found) == 2
 
-    gathering = asyncio.create_task(inbox.gather(["a", "b"], b"x", is_complete, timeout_s=1))
+    gathering = asyncio.create_task(inbox.gather(["a", "b"], b"x", is_complete, timeout_s=20))
     await asyncio.sleep(0)
     assert [(subject, data) for subject, data, _ in responders.published] == [("a", b"x"), ("b", b"x")]
     for number in range(4):

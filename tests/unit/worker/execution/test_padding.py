@@ -68,7 +68,7 @@ def responses_to(model: LoadedModel, config: ModelConfig = CONFIG, shape: Sequen
     instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, [])))
     answers: dict[int, bool] = {}
     while len(answers) < 3:
-        for _, message in published.get(timeout=5).responses:
+        for _, message in published.get(timeout=20).responses:
             answers |= {answer.key: answer.error is None for answer in unpack_responses(message)[1]}
     instance.stop()
     return answers

@@ -133,7 +133,7 @@ def test_instances_with_the_same_name_have_different_keys(update: Update, backen
 
 def test_instances_stop_at_the_same_time(update: Update, backend: Backend) -> None:
     three = update([{"count": 3}])
-    backend.closing = threading.Barrier(3, timeout=5)
+    backend.closing = threading.Barrier(3, timeout=20)
     three.unload()
     assert (backend.living, backend.unloads) == ([], 1)
 
