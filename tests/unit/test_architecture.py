@@ -354,6 +354,47 @@ def machine_paths(of: Source) -> Iterator[str]:
             yield f"{of.path}:{line}: {text!r}"
 
 
+def limits_of_time(of: Source) -> Iterator[str]:
+    """Whether a test passes does not depend on how busy the machine is, unless it is marked `timing`."""
+    if not Path(of.path).name.startswith("test_") or not CLOCKS.search("\n".join(of.lines)):
+        return
+    for function in ast.walk(of.tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if "pytest.mark.timing" in map(ast.unparse, function.decorator_list):
+            continue
+        spans = {
+            target.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp) and _reads_clock(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name) and isinstance(node.value.op, ast.Sub)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assert):
+                for less in _smaller_sides(node.test):
+                    if _reads_clock(less) or (isinstance(less, ast.Name) and less.id in spans):
+                        yield f"{of.path}:{node.lineno}: {ast.unparse(node.test)}"
+
+
+CLOCKS = re.compile(r"\b(time\.(time|monotonic|perf_counter|process_time)(_ns)?|get_running_loop\(\)\.time)\(\)")
+
+
+def _reads_clock(node: ast.expr) -> bool:
+    return CLOCKS.search(ast.unparse(node)) is not None
+
+
+def _smaller_sides(test: ast.expr) -> Iterator[ast.expr]:
+    for node in ast.walk(test):
+        if isinstance(node, ast.Compare):
+            terms = [node.left, *node.comparators]
+            for left, operator, right in zip(terms, node.ops, terms[1:], strict=False):
+                if isinstance(operator, ast.Lt | ast.LtE):
+                    yield left
+                elif isinstance(operator, ast.Gt | ast.GtE):
+                    yield right
+
+
 PRODUCT_RULES: list[Rule] = [
     imports_against_the_layers,
     imports_against_the_rooms,
@@ -364,7 +405,7 @@ PRODUCT_RULES: list[Rule] = [
     unmarked_asserts,
     listening_everywhere,
 ]
-RULES: list[Rule] = [vague_names, unsafe_loading, machine_paths]
+RULES: list[Rule] = [vague_names, unsafe_loading, machine_paths, limits_of_time]
 
 
 @functools.cache
@@ -463,6 +504,8 @@ def test_given_names_are_still_needed() -> None:
         (unsafe_loading, "weir/bus/a.py", "eval(text)"),
         (unmarked_asserts, "weir/bus/a.py", "assert user.is_admin"),
         (listening_everywhere, "gateway/a.py", "listen('0.0.0.0')"),
+        (limits_of_time, "tests/test_a.py", "def test_a():\n    assert time.monotonic() - began_s < 5"),
+        (limits_of_time, "tests/test_a.py", "def test_a():\n    t_s = time.time() - began_s\n    assert 0 < t_s < 1"),
         (machine_paths, "weir/bus/a.py", f"open('{'/home'}/somebody/file')"),
     ],
 )

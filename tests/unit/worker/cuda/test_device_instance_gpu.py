@@ -109,6 +109,7 @@ def test_a_batch_is_copied_while_the_one_before_it_runs() -> None:
     instance.close()
 
 
+@pytest.mark.timing
 def test_execute_returns_before_the_gpu_is_done() -> None:
     instance = opened(cycles=200_000_000)
     run(instance, numbers([1]))

