@@ -79,7 +79,7 @@ weir.gateway.admin.history:MAX_SHOWN | changes in one response | the newest
 weir.schemas.wire.history:MAX_CONFIG_BYTES | configuration of a load that the history keeps | it can't be rolled back to
 weir.repository.content_digests:MAX_READ_BYTES | contents of a version that are read for its digest | further files count by size and time of change
 weir.repository.content_digests:MAX_KNOWN | files whose digests a worker keeps | computed again
-weir.bus.kv.traffic:MAX_RECORDS | models with a traffic rule that was set | further rules are not applied
+weir.bus.kv.typed_bucket:MAX_RECORDS | models with a traffic rule that was set, models kept without a worker, keys of settings: of each | dropped
 weir.schemas.config.traffic:MAX_ARMS | versions in a traffic rule | 400
 weir.calls.outbox:MAX_FRAME_BYTES | bodies that share a frame | the next frame takes the rest
 weir.calls.model_control:DEPENDENTS_TIMEOUT_S | wait for an ensemble's running requests before its models are unloaded with it | they are unloaded
@@ -267,13 +267,11 @@ weir.bus.links.tcp:IDLE_LIMIT_S | idle time of a link of another host | disconne
 weir.bus.payloads.server:MAX_LINK_REQUESTS | waiting requests for pieces of one link | disconnected
 weir.bus.payloads.server:MAX_QUEUED_REQUESTS | waiting requests for pieces in their owner | dropped: they are repeated
 weir.bus.nats.embedded_server:MAX_PAYLOAD | one message through the embedded nats-server | 400
-weir.bus.kv.known_models:MAX_KNOWN | models kept without a worker | forgotten with their last worker
 weir.bus.streams.declarations:STATES_MAX_BYTES | checkpoints of the states of sequences | a sequence that loses its slot ends
 weir.bus.streams.declarations:STATES_TTL_S | lifetime of a checkpoint | a sequence that loses its slot ends
 weir.bus.kv.sequence_states:MAX_STATE_BYTES | state of one sequence that is checkpointed | no checkpoint
 weir.bus.kv.sequence_states:FETCH_TIMEOUT_S | wait for the checkpoints of a batch | their sequences end
 weir.bus.kv.pushed_models:PIECE_BYTES | memory for a file that is pushed or fetched | the next piece takes the rest
-weir.bus.kv.settings:MAX_KEYS | keys of settings | dropped and counted
 weir.bus.kv.settings:MAX_SETTING_BYTES | settings under one key | dropped and counted
 weir.bus.streams.declarations:QUEUE_MAX_BYTES | default size of stream QUEUE, or two fifths of the embedded server's volume | rejected when published
 weir.bus.streams.declarations:RESULT_MAX_BYTES | default size of stream RESULT, or two fifths of the embedded server's volume | the oldest results are deleted

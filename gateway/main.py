@@ -305,7 +305,7 @@ class _Gateway:
         await TraceFeed(self._bus, self._id, self._tracing, "nats").start()
         await self._readiness.start()
         await self._registry.start(background)
-        await self._known.start(background)
+        await self._known.start(is_maker=False)
         self._catalog.start_warmup()
         await self._regions.start(background)
         await self._statistics.start()

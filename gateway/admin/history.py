@@ -112,15 +112,14 @@ class HistoryControl:
         undone = row.change
         now_ms = time.time_ns() // 1_000_000
         if undone.traffic_before is not None:
-            before = self._traffic.state(model)
-            await self._traffic.restore(model, undone.traffic_before, by)
+            before, after = await self._traffic.restore(model, undone.traffic_before, by)
             change = ModelChange(
                 model,
                 ROLLBACK,
                 now_ms,
                 by,
                 traffic_before=before,
-                traffic_after=self._traffic.state(model),
+                traffic_after=after,
                 undoes=row.number,
             )
         else:

@@ -5,6 +5,9 @@ A change is in effect in all gateways when its client gets the response, and in 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from weir.bus.kv.settings import LOGGING, TRACE, SharedSettings
 from weir.calls.tracing import Tracing
 from weir.gateway.admin.peers import Synchronise, no_peers
@@ -41,8 +44,7 @@ class LiveSettings:
     async def change_trace(self, model: str, changes: trace_settings.Changes) -> dict[str, str | list[str]]:
         """Applies changes and returns the trace setting. Raises WeirError if the other processes can't be notified."""
         if changes:
-            overrides = self._tracing.settings.changed(model, changes)
-            await self._shared.write(TRACE, model, pack_overrides(overrides))
+            await self._shared.change(TRACE, model, lambda known: _changed_trace(known, changes))
             await self._synchronise()
         return self.trace(model)
 
@@ -53,9 +55,25 @@ class LiveSettings:
     async def change_log(self, changes: log_settings.Changes) -> dict[str, str | bool | int]:
         """Applies changes and returns the log settings. Raises WeirError if the other processes can't be notified."""
         if changes:
-            await self._shared.write(LOGGING, "", log_settings.pack_changes({**self._log.changes, **changes}))
+            await self._shared.change(LOGGING, "", lambda known: _changed_log(known, changes))
             await self._synchronise()
         return self.log()
 
     def _take_trace(self, model: str, data: bytes) -> None:
         self._tracing.replace(model, unpack_overrides(data) if data else {})
+
+
+def _changed_trace(known: bytes, changes: trace_settings.Changes) -> bytes:
+    return pack_overrides(trace_settings.merged(_read(unpack_overrides, known), changes))
+
+
+def _changed_log(known: bytes, changes: log_settings.Changes) -> bytes:
+    return log_settings.pack_changes({**_read(log_settings.unpack_changes, known), **changes})
+
+
+def _read(unpack: Callable[[bytes], dict[str, Any]], known: bytes) -> dict[str, Any]:
+    """The settings in the bucket; none where they are malformed, which no role has applied."""
+    try:
+        return unpack(known) if known else {}
+    except ValueError:
+        return {}

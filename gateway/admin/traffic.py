@@ -8,12 +8,16 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from weir.bus.kv.traffic import TrafficRecords
 from weir.bus.streams.history import ModelHistory
 from weir.bus.streams.shadow_samples import SampleInfo, ShadowSamples
-from weir.calls.catalog import Catalog
+from weir.calls.catalog import Catalog, rule_with
 from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
 from weir.calls.traffic.ramp import STEPS, ramp_weights, read_conditions
 from weir.calls.traffic.shadow import WorstRequest
@@ -148,7 +152,7 @@ class TrafficControl:
             if record.shadow is not None:
                 document["shadow"] = {
                     "version": str(record.shadow.version),
-                    "share": 100 * record.shadow.share,
+                    "share": _percent(record.shadow.share),
                     "compare": record.shadow.compares,
                 }
             if record.ramp is not None:
@@ -167,19 +171,14 @@ class TrafficControl:
     async def set(self, name: str, rule: TrafficRule, by: str = "") -> dict[str, Any]:
         """Replaces the rule of a model; returns it as `show` does."""
         served = self._catalog.resolve(name, "")
-        before = self.state(served.name)
-        await self._write(served.name, rule, by)
+        await self._change(served.name, by, partial(_with_rule, served.name, rule))
         logger.info("the traffic of model %s is split by %s (set by %s)", served.name, _shown(rule), by or "a client")
-        await self._record(served.name, by, before)
         return self.show(served.name)
 
     async def clear(self, name: str, by: str = "") -> dict[str, Any]:
         """Removes the rule that was set for a model, so that its configuration's one applies, if it has one."""
         served = self._catalog.resolve(name, "")
-        before = self.state(served.name)
-        if self._records.get(served.name) is not None:
-            await self._remove(served.name, by)
-            await self._record(served.name, by, before)
+        await self._change(served.name, by, lambda _known: None)
         return self.show(served.name)
 
     async def ramp(self, name: str, wanted: RampWish, by: str = "") -> dict[str, Any]:
@@ -188,44 +187,47 @@ class TrafficControl:
         Raises WeirError (INVALID_ARG) where no other version has a weight to return to.
         """
         served = self._catalog.resolve(name, "")
-        rule, _ = self._catalog.traffic_rule(served)
-        if rule is None or not any(weight for version, weight in rule.weights.items() if version != wanted.version):
-            others = [version for version in served.versions if version != wanted.version]
-            example = f"weir traffic set {name} {others[-1] if others else 1}=100"
-            raise invalid(
-                f"model '{name}' has no rule in which another version than {wanted.version} has a weight, so the ramp "
-                f"could not go back. Set one first: {example}"
+
+        def begun(known: TrafficRecord | None) -> TrafficRecord:
+            rule = rule_with(known, served)
+            if rule is None or not any(weight for version, weight in rule.weights.items() if version != wanted.version):
+                others = [version for version in served.versions if version != wanted.version]
+                example = f"weir traffic set {name} {others[-1] if others else 1}=100"
+                raise invalid(
+                    f"model '{name}' has no rule in which another version than {wanted.version} has a weight, so the ramp "
+                    f"could not go back. Set one first: {example}"
+                )
+            if wanted.version not in served.versions:
+                raise invalid(f"version {wanted.version} of model '{name}' is not ready: it can't get traffic")
+            if len(rule.weights.keys() | {wanted.version}) > MAX_ARMS:
+                raise invalid(f"a traffic rule may name {MAX_ARMS} versions")
+            weights = ramp_weights(rule.weights, wanted.version, wanted.goal * STEPS[0])
+            ramp = RampState(
+                time.time_ns(), wanted.version, wanted.goal, wanted.over_s, dict(rule.weights), wanted.abort_if
             )
-        if wanted.version not in served.versions:
-            raise invalid(f"version {wanted.version} of model '{name}' is not ready: it can't get traffic")
-        if len(rule.weights.keys() | {wanted.version}) > MAX_ARMS:
-            raise invalid(f"a traffic rule may name {MAX_ARMS} versions")
-        before = self.state(served.name)
-        weights = ramp_weights(rule.weights, wanted.version, wanted.goal * STEPS[0])
-        ramp = RampState(
-            time.time_ns(), wanted.version, wanted.goal, wanted.over_s, dict(rule.weights), wanted.abort_if
-        )
-        await self._write(served.name, TrafficRule(weights, rule.sticky), by, ramp)
+            return replace(_with_rule(served.name, TrafficRule(weights, rule.sticky), known), ramp=ramp)
+
         note = f"ramp of version {wanted.version} to {wanted.goal:.4%} over {wanted.over_s:g} s"
+        await self._change(served.name, by, begun, note)
         logger.info("model %s: %s begins (asked by %s)", served.name, note, by or "a client")
-        await self._record(served.name, by, before, note)
         return self.show(served.name)
 
     async def shadow(self, name: str, shadow: ShadowRule | None, by: str = "") -> dict[str, Any]:
         """Starts to run copies of requests on a version, or stops it (None); returns the rule as `show` does."""
         served = self._catalog.resolve(name, "")
-        rule, _ = self._catalog.traffic_rule(served)
-        if rule is None:
-            raise invalid(f"model '{name}' has no traffic rule. Set one first: weir traffic set {name} VERSION=100")
-        before = self.state(served.name)
-        known = self._records.get(served.name)
-        await self._write(served.name, rule, by, None if known is None else known.ramp, shadow)
+
+        def copied(known: TrafficRecord | None) -> TrafficRecord:
+            rule = rule_with(known, served)
+            if rule is None:
+                raise invalid(f"model '{name}' has no traffic rule. Set one first: weir traffic set {name} VERSION=100")
+            return replace(known or _with_rule(served.name, rule, None), shadow=shadow)
+
         note = "no copies"
         if shadow is not None:
             note = f"copies of {shadow.share:.4%} run on version {shadow.version}"
             note += " and are compared" if shadow.compares else ""
+        await self._change(served.name, by, copied, note)
         logger.info("model %s: %s (asked by %s)", served.name, note, by or "a client")
-        await self._record(served.name, by, before, note)
         return self.show(served.name)
 
     async def report(self, name: str) -> dict[str, Any]:
@@ -301,43 +303,38 @@ class TrafficControl:
 
     def state(self, model: str) -> TrafficState:
         """The rule that is set for the model of this identity."""
-        record = self._records.get(model)
-        return TrafficState() if record is None else TrafficState(record.weights, record.sticky)
+        return _state(self._records.get(model))
 
-    async def restore(self, model: str, state: TrafficState, by: str = "") -> None:
-        """Sets the rule of an earlier `state`, which is not recorded as a change."""
-        if state.weights:
-            await self._write(model, TrafficRule(state.weights, state.sticky), by)
-        elif self._records.get(model) is not None:
-            await self._remove(model, by)
-
-    async def _record(self, model: str, by: str, before: TrafficState, note: str = "") -> None:
-        now_ms = time.time_ns() // 1_000_000
-        after = self.state(model)
-        await self._history.record(
-            ModelChange(model, TRAFFIC, now_ms, by, traffic_before=before, traffic_after=after, note=note)
+    async def restore(self, model: str, state: TrafficState, by: str = "") -> tuple[TrafficState, TrafficState]:
+        """Sets the rule of an earlier `state`, which is not recorded as a change. Returns the states before and after."""
+        rule = TrafficRule(state.weights, state.sticky) if state.weights else None
+        before, after = await self._records.change(
+            model, by, lambda known: None if rule is None else _with_rule(model, rule, known)
         )
-
-    async def _remove(self, model: str, by: str) -> None:
-        await self._records.remove(model)
         await self._synchronise()
-        logger.info("the traffic rule of model %s is cleared (by %s)", model, by or "a client")
+        return _state(before), _state(after)
 
-    async def _write(
-        self,
-        model: str,
-        rule: TrafficRule,
-        by: str,
-        ramp: RampState | None = None,
-        shadow: ShadowRule | Literal["as it is"] | None = "as it is",
+    async def _change(
+        self, model: str, by: str, change: Callable[[TrafficRecord | None], TrafficRecord | None], note: str = ""
     ) -> None:
-        known = self._records.get(model)
-        if shadow == "as it is":
-            shadow = None if known is None else known.shadow
-        revision = max(time.time_ns(), 1 + (0 if known is None else known.revision))
-        now_ms = time.time_ns() // 1_000_000
-        await self._records.write(TrafficRecord(model, revision, rule.weights, rule.sticky, now_ms, by, ramp, shadow))
+        """Changes the record of a model in all gateways, and records that, unless it had none and gets none."""
+        before, after = await self._records.change(model, by, change)
         await self._synchronise()
+        if after is None and before is not None:
+            logger.info("the traffic rule of model %s is cleared (by %s)", model, by or "a client")
+        if after is not before:
+            now_ms = time.time_ns() // 1_000_000
+            states = _state(before), _state(after)
+            await self._history.record(ModelChange(model, TRAFFIC, now_ms, by, None, None, *states, note=note))
+
+
+def _state(record: TrafficRecord | None) -> TrafficState:
+    return TrafficState() if record is None else TrafficState(record.weights, record.sticky)
+
+
+def _with_rule(model: str, rule: TrafficRule, known: TrafficRecord | None) -> TrafficRecord:
+    """The record with another rule, which ends a ramp and keeps the copies."""
+    return TrafficRecord(model, 0, rule.weights, rule.sticky, shadow=None if known is None else known.shadow)
 
 
 def checked(read: Any, *arguments: Any) -> TrafficRule:
@@ -349,13 +346,18 @@ def checked(read: Any, *arguments: Any) -> TrafficRule:
     return rule
 
 
+def _percent(share: float) -> float:
+    """A share of 1 in percent, as its client gave it: 7, not 7.000000000000001."""
+    return round(100 * share, 9)
+
+
 def _shown_ramp(ramp: RampState) -> dict[str, Any]:
     return {
         "version": str(ramp.version),
         "state": ramp.state,
         "step": ramp.step + 1,
         "steps": len(STEPS),
-        "to": 100 * ramp.goal,
+        "to": _percent(ramp.goal),
         "over_s": ramp.over_s,
         "abort_if": ramp.abort_if,
         "reason": ramp.reason,

@@ -90,7 +90,7 @@ class KnownModelStore:
         if not self.is_on:
             return
         self._registry.on_model_change(self._on_model_change)
-        await self._models.start(background, is_writer=True)
+        await self._models.start()
         self.tasks.append(background.create_task(self._run()))
 
     async def remove_bucket(self) -> None:

@@ -28,6 +28,7 @@ from weir.schemas.core.errors import Reason, WeirError, invalid, not_found, over
 from weir.schemas.core.names import namespace_of, plain_name
 from weir.schemas.kserve.normalizer import RequestNormalizer
 from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord, WorkerRecord
+from weir.schemas.wire.traffic import TrafficRecord
 
 _MAX_VERSION = 2**63 - 1
 _MAX_VERSION_DIGITS = 19
@@ -168,12 +169,7 @@ class Catalog:
     def traffic_rule(self, served: ServedModel) -> tuple[TrafficRule | None, bool]:
         """(the rule that applies to the model, whether an operator has set it rather than its configuration)."""
         record = None if self._traffic is None else self._traffic.get(served.name)
-        if record is not None and record.weights:
-            return record.rule, True
-        try:
-            return rule_of(served.config), False
-        except ParameterError:
-            return None, False  # workers reject such a configuration
+        return rule_with(record, served), record is not None and bool(record.weights)
 
     def start_warmup(self) -> None:
         """Starts the warm-up: until it ends, an unknown model is answered with 503. Called once the registry has been
@@ -430,6 +426,16 @@ class Catalog:
                 f"Request for unknown model: '{name}' version {version} is not at ready state", Reason.NOT_READY
             )
         return not_found(f"Request for unknown model: '{name}' version {version} is not found", Reason.UNKNOWN_MODEL)
+
+
+def rule_with(record: TrafficRecord | None, served: ServedModel) -> TrafficRule | None:
+    """The traffic rule of a model with this record, else that of its configuration."""
+    if record is not None and record.weights:
+        return record.rule
+    try:
+        return rule_of(served.config)
+    except ParameterError:
+        return None  # workers reject such a configuration
 
 
 def check_version(version: str) -> None:

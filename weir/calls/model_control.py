@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -48,26 +48,35 @@ MAX_OPERATIONS = 256
 """Loads and unloads in progress at one role."""
 
 
-class _OperationWait:
-    """The workers' results of one operation. A record may exist for a moment only, so `update` is called after each
-    change.
-    """
+class _Operation:
+    """One operation: its `entry` in the desired state, which `make(before)` returns, and the results of `workers`."""
 
-    def __init__(self, name: str, revision: int, workers: set[str], registry: RegistryView) -> None:
-        self._name = name
-        self._revision = revision
+    def __init__(
+        self, make: Callable[[DesiredModel | None], DesiredModel], workers: set[str], registry: RegistryView
+    ) -> None:
+        self._make = make
         self._workers = workers
         self._registry = registry
+        self.before: DesiredModel | None = None
+        self.entry: DesiredModel | None = None
         self.results: dict[str, ModelRecord] = {}
         self.complete = asyncio.Event()
 
+    def change(self, current: DesiredModel | None) -> DesiredModel:
+        """The entry to write over the current one; the same entry where an earlier attempt has written it."""
+        if self.entry is None or self.entry != current:
+            self.before, self.entry = current, self._make(current)
+        return self.entry
+
     def update(self) -> None:
-        """Reads the registry."""
+        """Reads the registry. Called after each change of it: a record may exist for a moment only."""
+        if self.entry is None:
+            return
         live = {worker for worker in self._workers if worker in self._registry.workers}
         for worker in live:
             view = self._registry.workers[worker]
-            record = view.models.get(self._name)
-            if record is not None and record.revision >= self._revision:
+            record = view.models.get(self.entry.name)
+            if record is not None and record.revision >= self.entry.revision:
                 self.results[worker] = record
         expected = {worker for worker in live if not self._registry.workers[worker].record.draining}
         if expected <= self.results.keys():
@@ -87,7 +96,7 @@ class ModelControl:
         self._was_explicit = False
         # A lock lives for as long as an operation holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._waits: dict[str, _OperationWait] = {}
+        self._waits: dict[str, _Operation] = {}
         self._operations: set[asyncio.Task[None]] = set()
         registry.on_model_change(self._on_model_change)
         registry.on_worker_lost(lambda _worker: self._on_model_change(""))
@@ -209,19 +218,25 @@ class ModelControl:
         workers = self._operated_workers()
         if not workers:
             raise unavailable(f"failed to load '{name}', there is no worker")
-        known = self._desired.get(name)
-        revision = next_revision(known, time.time_ns())
-        names = {path: object_name(name, revision, number) for number, path in enumerate(files)}
+        now_ns = time.time_ns()
+        names = {path: object_name(name, now_ns, number) for number, path in enumerate(files)}
         wanted = WantedModel(True, config, names, registered or UNSET)
-        entry = DesiredModel(name, revision, wanted, self._in_force(name), explicit)
+
+        def entry_after(known: DesiredModel | None) -> DesiredModel:
+            return DesiredModel(
+                name, next_revision(known, time.time_ns()), wanted, self._in_force(name, known), explicit
+            )
+
+        operation = _Operation(entry_after, workers, self._registry)
         if files:
             referenced = {object for entry in self._desired.all() for object in entry.objects()}
-            await self._files.sweep(referenced, time.time_ns())
+            await self._files.sweep(referenced, now_ns)
             await self._files.put({names[path]: content for path, content in files.items()})
         try:
-            results = await self._carry_out(entry, workers)
+            await self._carry_out(name, operation)
         finally:
-            await self._clean_up(entry, known, workers)
+            await self._clean_up(name, operation, workers, set(names.values()))
+        results = operation.results
         if not results:
             raise unavailable(f"failed to load '{name}', every worker left the cluster while loading it")
         failures = [result for result in results.values() if result.error_code]
@@ -235,38 +250,38 @@ class ModelControl:
             shown = max(absent, key=lambda result: result.elsewhere)
             raise WeirError(ErrorCode.from_number(shown.error_code), shown.error)
 
-    async def _clean_up(self, entry: DesiredModel, before: DesiredModel | None, workers: set[str]) -> None:
+    async def _clean_up(self, name: str, operation: _Operation, workers: set[str], objects: set[str]) -> None:
         """After a load: removes a failed load from the desired state, and objects that no entry refers to."""
-        kept: DesiredModel | None = entry
-        is_in_force = any(record.in_force == entry.revision for record in self._records(entry.name))
-        if not is_in_force and not any(_has_done(one, entry.revision) for one in self._records(entry.name, workers)):
-            fallback = entry.fallback
-            kept = (
-                None if fallback is None else DesiredModel(entry.name, entry.revision, fallback, None, entry.explicit)
+        entry, before = operation.entry, operation.before
+        if entry is not None:
+            is_in_force = any(record.in_force == entry.revision for record in self._records(name))
+            is_done = is_in_force or any(_has_done(one, entry.revision) for one in self._records(name, workers))
+            wanted = entry.wanted if is_done else entry.fallback
+            kept = None if wanted is None else DesiredModel(name, entry.revision, wanted, None, entry.explicit)
+            newest = await self._write(name, lambda newest: kept if newest == entry else newest)
+            if newest is not None and newest.revision > entry.revision:
+                return  # another role has written a later operation
+            objects = (objects | (set() if before is None else before.objects())) - (
+                set() if newest is None else newest.objects()
             )
-        newest = self._desired.get(entry.name)
-        if newest is None or newest.revision > entry.revision:
-            return  # another role has written a later operation
-        if kept is None:
-            await self._desired.remove(entry.name)
-        else:
-            await self._write(DesiredModel(kept.name, kept.revision, kept.wanted, None, kept.explicit))
-        objects = entry.objects() | (set() if before is None else before.objects())
-        await self._files.remove(objects - (set() if kept is None else kept.objects()))
+        await self._files.remove(objects)
 
     async def _unload(self, name: str) -> None:
         known = self._desired.get(name)
         workers = {worker for worker in self._operated_workers() if self._records(name, [worker])}
         if known is None and not workers:
             return
-        revision = next_revision(known, time.time_ns())
-        await self._carry_out(DesiredModel(name, revision, WantedModel(load=False)), workers)
-        if known is not None:
-            await self._files.remove(known.objects())
 
-    def _in_force(self, name: str) -> WantedModel | None:
-        """The desired state that workers serve now, None if they do not serve the model."""
-        known = self._desired.get(name)
+        def entry_after(known: DesiredModel | None) -> DesiredModel:
+            return DesiredModel(name, next_revision(known, time.time_ns()), WantedModel(load=False))
+
+        operation = _Operation(entry_after, workers, self._registry)
+        await self._carry_out(name, operation)
+        if operation.before is not None:
+            await self._files.remove(operation.before.objects())
+
+    def _in_force(self, name: str, known: DesiredModel | None) -> WantedModel | None:
+        """The desired state that workers serve now, None if they do not serve the model. `known` is its entry."""
         serving = [record for record in self._records(name) if record.config]
         if not serving:
             return None
@@ -276,28 +291,28 @@ class ModelControl:
             return known.wanted
         return known.fallback
 
-    async def _carry_out(self, entry: DesiredModel, workers: set[str]) -> dict[str, ModelRecord]:
-        """Writes the entry; returns the record of each of these workers after it, without workers that have left."""
+    async def _carry_out(self, name: str, operation: _Operation) -> None:
+        """Writes the entry; returns when the operation has the results of all its workers that have not left."""
         # The wait begins before the write: a result may come before the broker's acknowledgement of the write.
-        wait = self._waits[entry.name] = _OperationWait(entry.name, entry.revision, workers, self._registry)
+        self._waits[name] = operation
         try:
-            await self._write(entry)
-            wait.update()
+            await self._write(name, operation.change)
+            operation.update()
             async with asyncio.timeout(OPERATION_TIMEOUT_S):
-                await wait.complete.wait()
+                await operation.complete.wait()
         except TimeoutError:
-            raise unavailable(f"'{entry.name}': the workers have not finished the operation in time") from None
+            raise unavailable(f"'{name}': the workers have not finished the operation in time") from None
         finally:
-            del self._waits[entry.name]
-        return wait.results
+            del self._waits[name]
 
-    async def _write(self, entry: DesiredModel) -> None:
-        """Writes the entry, and retries while the broker is not connected: the operation is the same each time."""
+    async def _write(
+        self, name: str, change: Callable[[DesiredModel | None], DesiredModel | None]
+    ) -> DesiredModel | None:
+        """Changes the entry, and tries again while the broker is not connected."""
         tries_until = time.monotonic() + WRITE_TIMEOUT_S
         while True:
             try:
-                await self._desired.write(entry)
-                return
+                return await self._desired.update(name, change)
             except (NatsError, OSError, TimeoutError) as error:
                 if time.monotonic() > tries_until:
                     raise unavailable(_broker_failure(error)) from error

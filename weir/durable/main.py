@@ -170,7 +170,7 @@ class _Process:
         await self._traffic_totals.start()
         stops.callback(self._traffic_totals.stop)
         await self._registry.start(background)
-        await self._known.start(background)
+        await self._known.start(is_maker=False)
         await self._desired.start()
         self._catalog.start_warmup()
         await self._regions.start()

@@ -14,6 +14,8 @@ import logging
 import time
 from functools import partial
 
+from msgspec.structs import replace
+
 from weir.bus.kv.leases import Leases
 from weir.bus.kv.traffic import TrafficRecords
 from weir.bus.naming.subjects import token
@@ -89,10 +91,9 @@ class RampHost:
         self._leases.release(_lease(model))
 
     async def _run(self, model: str, number: int) -> None:
-        record = self._current(model, number)
-        if record is None or record.ramp is None:
+        ramp = _running(self._records.get(model), number)
+        if ramp is None:
             return
-        ramp = record.ramp
         policy = RampPolicy(ramp.goal, ramp.over_s, _conditions(ramp), time.monotonic(), ramp.step)
         observer = VersionObserver(self._totals, model, ramp.version)
         logger.info(
@@ -118,26 +119,21 @@ class RampHost:
 
     async def _apply(self, model: str, number: int, step: Step, index: int) -> bool:
         """Writes the shares of a step; returns whether the ramp is still the one to run."""
-        while (record := self._current(model, number)) is not None:
-            ramp = record.ramp
-            assert ramp is not None  # noqa: S101 - it is the current one
+
+        def stepped(record: TrafficRecord | None) -> TrafficRecord | None:
+            ramp = _running(record, number)
+            if record is None or ramp is None:
+                return record
             weights = ramp.before if step.reason else ramp_weights(ramp.before, ramp.version, step.share)
-            state = "" if not step.is_over else ABORTED if step.reason else DONE
-            changed = ramp.changed(index, state or ramp.state, step.reason)
-            now_ms = time.time_ns() // 1_000_000
-            after = TrafficRecord(
-                model,
-                max(time.time_ns(), record.revision + 1),
-                weights,
-                record.sticky,
-                now_ms,
-                "ramp",
-                changed,
-                record.shadow,
-            )
+            state = ramp.state if not step.is_over else ABORTED if step.reason else DONE
+            return replace(record, weights=weights, ramp=ramp.changed(index, state, step.reason))
+
+        while _running(self._records.get(model), number) is not None:
             with contextlib.suppress(WeirError):  # the broker is away
-                await self._records.write(after)
-                await self._report(record, after, step)
+                before, after = await self._records.change(model, "ramp", stepped)
+                if before is None or after is None or after is before:
+                    return False
+                await self._report(before, after, step)
                 return True
             await asyncio.sleep(_RETRY_S)
         return False
@@ -154,11 +150,11 @@ class RampHost:
             ModelChange(after.model, RAMP, after.changed_ms, "ramp", None, None, *states, note=note)
         )
 
-    def _current(self, model: str, number: int) -> TrafficRecord | None:
-        """The record of the model, if its running ramp is this one."""
-        record = self._records.get(model)
-        ramp: RampState | None = None if record is None else record.ramp
-        return record if ramp is not None and ramp.is_running and ramp.number == number else None
+
+def _running(record: TrafficRecord | None, number: int) -> RampState | None:
+    """The ramp of this number, if it is running."""
+    ramp = None if record is None else record.ramp
+    return ramp if ramp is not None and ramp.is_running and ramp.number == number else None
 
 
 def _conditions(ramp: RampState) -> AbortConditions:

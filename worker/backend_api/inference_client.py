@@ -181,7 +181,7 @@ class InferenceClient:
         )
         await _retry(partial(inference.start, self._background))
         await _retry(self.readiness.start)
-        await _retry(partial(self._known.start, self._background))
+        await _retry(partial(self._known.start, is_maker=False))
         await _retry(partial(self.registry.start, self._background))
         self._expiry = self._background.create_task(self._expire())
         self._is_open = True

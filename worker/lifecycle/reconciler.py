@@ -224,9 +224,9 @@ class ModelReconciler:
     # Requests to the repository API
 
     @contained()
-    def _on_desired(self, entry: DesiredModel) -> None:
-        model = self._models.find(entry.name)
-        if not self._tasks.is_open:
+    def _on_desired(self, name: str) -> None:
+        entry, model = self._desired.get(name), self._models.find(name)
+        if entry is None or not self._tasks.is_open:
             return
         if model is None or entry.revision > model.requested_revision:
             self._tasks.operate(self._carry_out(entry))

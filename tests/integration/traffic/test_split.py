@@ -208,6 +208,27 @@ def test_a_change_is_in_effect_at_the_other_gateway_when_its_client_has_the_resp
             assert answered(other, request).document["model_version"] == version
 
 
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_a_rule_and_copies_that_are_set_at_the_same_time_both_stay(server: Server, gateways: int) -> None:
+    processes = processes_of(server, "gateway")
+    with connect(server, processes[0]) as one, connect(server, processes[gateways - 1]) as other:
+        split(server, v1=100)
+        for number in range(1, 30):
+            rule = post("/v2/models/versions/traffic", json.dumps({"weights": {"1": number, "2": 1}}).encode())
+            copies = post("/v2/models/versions/traffic/shadow", json.dumps({"version": 3, "share": number}).encode())
+            for connection, request in ((one, rule), (other, copies)):
+                connection.send(b"PUT" + request.removeprefix(b"POST"))
+            for connection in (one, other):
+                answer = connection.answer()
+                assert answer is not None
+                assert answer.status == 200, answer.body
+            for connection in (one, other):
+                answer = connection.ask(b"GET /v2/models/versions/traffic HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert answer is not None
+                shown = answer.document
+                assert (shown["weights"], shown["shadow"]["share"]) == ({"1": number, "2": 1}, number)
+
+
 def test_grpc_clients_change_the_rule(server: Server) -> None:
     with grpc.insecure_channel(server.grpc_place) as channel:
 

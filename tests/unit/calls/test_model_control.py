@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from nats.errors import TimeoutError as NatsTimeoutError
 
+from tests.support.waiting import eventually
+from weir.bus.kv.desired_models import DesiredModels
+from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.bus.streams.declarations import ensure_streams
 from weir.calls import model_control as model_operations
 from weir.calls.model_control import ModelControl
 from weir.schemas.core.errors import ErrorCode, WeirError
@@ -65,12 +71,15 @@ class Broker:
     def get(self, name: str) -> DesiredModel:
         return self.entries[-1]
 
-    async def write(self, entry: DesiredModel) -> None:
+    async def update(self, _name: str, change: Callable[[DesiredModel], DesiredModel]) -> DesiredModel:
         if self.failures:
             self.failures -= 1
             raise NatsTimeoutError
-        self.entries.append(entry)
-        self.carry_out(entry)
+        entry = change(self.entries[-1])
+        if entry != self.entries[-1]:
+            self.entries.append(entry)
+            self.carry_out(entry)
+        return entry
 
 
 class NoFiles:
@@ -168,3 +177,63 @@ async def test_the_mode_of_the_last_workers_counts_while_there_is_none() -> None
         await operations.load("m", None, {})
     await operations.unload("m", with_dependents=False)
     assert not broker.entries[-1].wanted.load, "the next worker will not load it"
+
+
+class SlowFiles(NoFiles):
+    """Files whose upload takes until `may_end` is set."""
+
+    def __init__(self) -> None:
+        self.is_uploading, self.may_end = asyncio.Event(), asyncio.Event()
+
+    async def sweep(self, _referenced: set[str], _now_ns: int) -> None:
+        pass
+
+    async def put(self, _contents: dict[str, bytes]) -> None:
+        self.is_uploading.set()
+        await self.may_end.wait()
+
+
+class OneWorker(NoRegistry):
+    """The registry while one worker carries each operation out at once."""
+
+    def __init__(self) -> None:
+        record = SimpleNamespace(draining=False, takes_operations=True)
+        self.workers = {"w": SimpleNamespace(record=record, models={"m": told(1, in_force=1)})}
+        self.listeners: list[Callable[[str], None]] = []
+
+    def on_model_change(self, listener: Any) -> None:
+        self.listeners.append(listener)
+
+    def carry_out(self, entry: DesiredModel) -> None:
+        self.workers["w"].models["m"] = told(entry.revision, entry.revision if entry.wanted.load else 0)
+        for listener in self.listeners:
+            listener("m")
+
+
+async def test_the_bucket_and_all_views_agree_on_the_last_of_two_operations(tmp_path: Path) -> None:
+    """A load takes its time to upload its files; an unload at another gateway comes in between."""
+    nats = EmbeddedNats(tmp_path)
+    nats.start()
+    async with asyncio.TaskGroup() as background:
+        buses = [await Bus.connect(nats.url, "test", background) for _ in range(3)]
+        await ensure_streams(buses[0])
+        registry, files = OneWorker(), SlowFiles()
+        first, second, worker = map(DesiredModels, buses)
+        worker.on_change(lambda name: registry.carry_out(cast(DesiredModel, worker.get(name))))
+        for desired in (first, second, worker):
+            await desired.start()
+        one = ModelControl(cast(Any, registry), first, cast(Any, files))
+        other = ModelControl(cast(Any, registry), second, cast(Any, files))
+        loading = background.create_task(one.load("m", "{}", {"1/model": b""}))
+        await files.is_uploading.wait()
+        await other.unload("m", False)
+        files.may_end.set()
+        await loading
+        late = DesiredModels(buses[2])
+        await late.start()
+        last = late.get("m")
+        assert last is not None
+        await eventually(lambda: first.get("m") == second.get("m") == worker.get("m") == last)
+        for bus in buses:
+            await bus.close()
+    nats.stop()

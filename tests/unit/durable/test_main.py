@@ -84,12 +84,12 @@ async def test_the_final_counters_have_what_ended_in_the_drain(
 
 
 async def test_a_model_that_a_client_unloads_is_known_no_longer(nats: EmbeddedNats) -> None:
-    async with served(nats, asyncio.Event()) as (bus, background):
+    async with served(nats, asyncio.Event()) as (bus, _):
         known, desired, writer = KnownModels(bus), DesiredModels(bus), RegistryWriter(bus, "w")
-        await known.start(background, is_writer=True)
+        await known.start()
         await known.write(MODEL)
         await writer.write_worker(WorkerRecord("w", 1, settled=True, model_control_mode="explicit"))
         await desired.start()
-        await desired.write(DesiredModel("m", 1, WantedModel(load=False)))
+        await desired.update("m", lambda _known: DesiredModel("m", 1, WantedModel(load=False)))
         while known.get("m") is not None:
             await asyncio.sleep(0.01)

@@ -12,16 +12,15 @@ import logging
 from collections.abc import Callable
 
 from nats.errors import Error as NatsError
-from nats.js.api import KeyValueConfig, StorageType
+from nats.js.api import StorageType
 from nats.js.errors import NotFoundError
 
 from weir.bus.kv.desired_models import DesiredModels
-from weir.bus.kv.view import KvView
+from weir.bus.kv.typed_bucket import MAX_RECORDS, TypedBucket
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus
-from weir.runtime.containment import call_each, contained
-from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.model_control import DesiredModel
+from weir.bus.streams.declarations import Bucket
+from weir.runtime.containment import contained
 from weir.schemas.wire.registry import ModelRecord
 
 logger = logging.getLogger("weir.bus")
@@ -29,81 +28,37 @@ logger = logging.getLogger("weir.bus")
 KNOWN_TTL_S = 7 * 86400.0
 """How long a model stays known without a worker."""
 
-MAX_KNOWN = 10_000
-"""Models that stay known without a worker; more are forgotten with their last one."""
+
+_BUCKET = Bucket(subjects.KNOWN_MODELS_BUCKET, StorageType.FILE, KNOWN_TTL_S)
 
 
-class KnownModels:
-    """All entries by model. Listeners run in the event loop after a change."""
+class KnownModels(TypedBucket[ModelRecord]):
+    """The last records of models. Schedulers make the bucket."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._view = KvView(bus, subjects.KNOWN_MODELS_BUCKET, self._apply, self._remove)
-        self._entries: dict[str, ModelRecord] = {}
-        self._listeners: list[Callable[[str], None]] = []
-        self._is_writer = False
-        self._background: asyncio.TaskGroup | None = None
-
-    def get(self, name: str) -> ModelRecord | None:
-        """The last record of a model, None for one that is not known."""
-        return self._entries.get(name)
-
-    def names(self) -> set[str]:
-        """The names of all known models."""
-        return set(self._entries)
-
-    def on_change(self, listener: Callable[[str], None]) -> None:
-        """`listener(model)` after its entry was written or removed."""
-        self._listeners.append(listener)
-
-    async def start(self, background: asyncio.TaskGroup, is_writer: bool = False) -> None:
-        """Reads all entries, and follows changes from now on. A writer creates the bucket unless it exists.
-
-        Raises NatsError, OSError or TimeoutError if the broker is lost meanwhile; then it may be called again.
-        """
-        if self._background is None:
-            self._is_writer = is_writer
-            self._background = background
-            self._bus.on_reconnect(self._recover)
-        if is_writer:
-            await self._ensure_bucket()
-        await self._view.start()
+        super().__init__(bus, _BUCKET, ModelRecord.pack, _unpack, lambda record: record.name)
+        self._forgetting: set[asyncio.Task[None]] = set()
 
     async def write(self, record: ModelRecord) -> None:
-        """Replaces the entry of a model."""
-        if record.name not in self._entries and len(self._entries) >= MAX_KNOWN:
-            logger.warning("model %s is not kept as a known model: the limit of %d is reached", record.name, MAX_KNOWN)
+        """Replaces the entry of a model, unless it has a newer one. Creates the bucket if another scheduler removed it."""
+        if self.get(record.name) is None and len(self.names()) >= MAX_RECORDS:
+            logger.warning(
+                "model %s is not kept as a known model: the limit of %d is reached", record.name, MAX_RECORDS
+            )
             return
-        # Applied at once: the broker's copy may arrive after the next decision.
-        known, key, data = self._entries.get(record.name), subjects.token(record.name), record.pack()
-        self._apply(key, data)
-        applied = self._entries.get(record.name)
-        try:
-            await self._put(key, data)
-        except BaseException:
-            if self._entries.get(record.name) is applied:
-                self._restore(record.name, known)
-            raise
 
-    async def _put(self, key: str, data: bytes) -> None:
+        def newer(known: ModelRecord | None) -> ModelRecord:
+            return record if known is None or record.written_ns >= known.written_ns else known
+
         try:
-            await self._view.bucket.put(key, data)
+            await self.update(record.name, newer)
         except NotFoundError:
-            if not self._is_writer:
-                raise
-            await self._recover()  # another scheduler has removed the bucket
-            await self._view.bucket.put(key, data)
+            await self._recover()
+            await self.update(record.name, newer)
 
     async def forget(self, name: str) -> None:
         """Removes the entry of a model."""
-        known = self._entries.get(name)
-        self._drop(name)
-        try:
-            await self._view.bucket.delete(subjects.token(name))
-        except BaseException:
-            if name not in self._entries:
-                self._restore(name, known)
-            raise
+        await self.update(name, lambda _known: None)
 
     async def remove_bucket(self) -> None:
         """Removes all entries and the bucket, because models are no longer kept without a worker."""
@@ -116,11 +71,14 @@ class KnownModels:
 
     def follow(self, desired: DesiredModels, is_followed: Callable[[], bool]) -> None:
         """Forgets each model that a client unloads, while `is_followed()`."""
-        desired.on_change(lambda entry: self._on_desired(entry) if is_followed() else None)
 
-    def _on_desired(self, entry: DesiredModel) -> None:
-        if not entry.wanted.load and entry.name in self._entries and self._background is not None:
-            self._background.create_task(self._try_to_forget(entry.name))
+        def on_desired(name: str) -> None:
+            if desired.is_unwanted(name) and self.get(name) is not None and is_followed():
+                task = asyncio.get_running_loop().create_task(self._try_to_forget(name))
+                self._forgetting.add(task)
+                task.add_done_callback(self._forgetting.discard)
+
+        desired.on_change(on_desired)
 
     @contained()
     async def _try_to_forget(self, name: str) -> None:
@@ -129,58 +87,9 @@ class KnownModels:
         except (NatsError, OSError, TimeoutError) as error:
             logger.warning("the entry of known model %s could not be removed: %s", name, error)
 
-    async def _recover(self) -> None:
-        """Restores the bucket after a reconnection."""
-        if self._is_writer:
-            await self._ensure_bucket()
-        await self._view.read(self._packed if self._is_writer else dict)
 
-    def _packed(self) -> dict[str, bytes]:
-        return {subjects.token(name): record.pack() for name, record in self._entries.items()}
-
-    async def _ensure_bucket(self) -> None:
-        try:
-            await self._bus.jetstream.stream_info(subjects.KNOWN_MODELS_STREAM)
-        except NotFoundError:
-            await self._bus.jetstream.create_key_value(
-                KeyValueConfig(
-                    bucket=subjects.KNOWN_MODELS_BUCKET,
-                    history=1,
-                    storage=StorageType.FILE,
-                    ttl=KNOWN_TTL_S,
-                    replicas=self._bus.replicas,
-                )
-            )
-
-    def _remove(self, key: str) -> None:
-        self._drop(subjects.untoken(key))
-
-    def _apply(self, key: str, data: bytes) -> None:
-        try:
-            record = ModelRecord.unpack(data)
-        except MalformedMessage as error:
-            logger.warning("known model %r: %s", key, error)
-            return
-        if subjects.token(record.name) != key or record.config is None:
-            return
-        known = self._entries.get(record.name)
-        if known is None and len(self._entries) >= MAX_KNOWN:
-            return
-        if known is None or record.written_ns >= known.written_ns:
-            self._entries[record.name] = record
-            self._notify(record.name)
-
-    def _drop(self, name: str) -> None:
-        if self._entries.pop(name, None) is not None:
-            self._notify(name)
-
-    def _restore(self, name: str, known: ModelRecord | None) -> None:
-        """Reverts a write that failed; the caller may repeat it."""
-        if known is None:
-            self._drop(name)
-        else:
-            self._entries[name] = known
-            self._notify(name)
-
-    def _notify(self, name: str) -> None:
-        call_each("weir.bus.kv.known_models: a listener", self._listeners, name)
+def _unpack(data: bytes) -> ModelRecord:
+    record = ModelRecord.unpack(data)
+    if record.config is None:
+        raise ValueError("it has no configuration")
+    return record

@@ -156,7 +156,7 @@ class RegistryView:
             await self._bus.subscribe(subjects.HEARTBEATS, self._on_heartbeat)
             self._bus.on_reconnect(self._read_all)
         self._restart_timeouts()
-        await self._view.start()
+        await self._view.start(as_sent=True)
 
     def model_shares_memory(self, model: str) -> bool:
         """Whether every live worker that has the model can read this process's shared memory."""

@@ -1,8 +1,10 @@
 """`KvBucket`: reads and writes a key-value bucket of NATS. `KvView`: follows one, so that a role knows its content.
 
-A write is a message on `$KV.<bucket>.<key>`; a removal is one without data, which stays as a marker. A view subscribes to
-those subjects, and reads the bucket when it starts and after each reconnection, because it may have missed writes.
-Source: NATS ADR-8 (key-value buckets: `KV-Operation: DEL`, `PURGE`; conditional writes by sequence).
+A write is a message on `$KV.<bucket>.<key>`; a removal is one without data, which stays as a marker. The bucket may reject
+a conditional write (`KvBucket.swap`), and stores concurrent ones in an order of its own. So nats-server publishes what the
+bucket has stored, in that order and before it responds to the writer, and a view subscribes to that. It reads the bucket
+when it starts and after each reconnection, because it may have missed writes.
+Source: NATS ADR-8 (key-value buckets: `KV-Operation: DEL`, `PURGE`; conditional writes by sequence), ADR-28 (`republish`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from collections.abc import Callable, Mapping
 from nats.js.errors import APIError, BucketNotFoundError, NotFoundError
 from nats.js.kv import KV_DEL, KV_OP
 
+from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.headers import last_header
 from weir.bus.nats.jetstream import EXPECTED_SEQUENCE, WRONG_LAST_SEQUENCE
 from weir.runtime.containment import contained
 
@@ -36,28 +40,43 @@ class KvBucket:
         """Writes a value, whatever the bucket has."""
         await self._publish(key, data)
 
+    async def entry(self, key: str) -> tuple[bytes, int]:
+        """The value of a key, b"" for none, and its sequence, 0 for a key that was never written.
+
+        The stream's leader responds: a replica may be behind. Raises NotFoundError where there is no such bucket.
+        """
+        message = await self._bus.jetstream.stored(self.stream, subject=self.start + key)
+        return (b"", 0) if message is None else (message.data, message.sequence)
+
+    async def swap(self, key: str, data: bytes, last: int, timeout_s: float | None = None) -> int:
+        """Replaces the entry of sequence `last` by `data` (b"": removes it).
+
+        Returns the sequence of the new entry, 0 if the key has another entry than `last` by now.
+        """
+        headers = {EXPECTED_SEQUENCE: str(last)} | ({} if data else {KV_OP: KV_DEL})
+        try:
+            ack = await self._bus.jetstream.publish(self.start + key, data, timeout=timeout_s, headers=headers)
+        except APIError as error:
+            if error.err_code not in WRONG_LAST_SEQUENCE:
+                raise
+            return 0
+        return ack.seq
+
     async def create(self, key: str, data: bytes) -> bool:
         """Writes a value unless the key has one; returns whether it did not."""
-        marker = 0
-        while True:
-            try:
-                await self._publish(key, data, {EXPECTED_SEQUENCE: str(marker)})
-            except APIError as error:
-                if error.err_code not in WRONG_LAST_SEQUENCE:
-                    raise
-            else:
-                return True
-            last = await self._bus.jetstream.stored(self.stream, subject=self.start + key)
-            if last is not None and last.data:
+        last = 0
+        while not await self.swap(key, data, last):
+            found, last = await self.entry(key)
+            if found:
                 return False
-            marker = 0 if last is None else last.sequence
+        return True
 
     async def delete(self, key: str) -> None:
         """Removes a value, which leaves a marker."""
         await self._publish(key, b"", {KV_OP: KV_DEL})
 
     async def _publish(self, key: str, data: bytes, headers: dict[str, str] | None = None) -> None:
-        # Views subscribe to the subject, so a bucket that is missing would only show by a response that never comes.
+        # Some views subscribe to the subject, so a bucket that is missing would only show by a response that never comes.
         if await self._bus.jetstream.find_stream(self.stream) is None:
             raise BucketNotFoundError
         await self._bus.jetstream.publish(self.start + key, data, headers=headers)
@@ -95,6 +114,7 @@ class KvView:
     ) -> None:
         self._bus = bus
         self.bucket = KvBucket(bus, bucket)
+        self._followed = subjects.stored_entry(bucket, "")
         self._filter = keys
         self._on_value = on_value
         self._on_removal = on_removal
@@ -104,12 +124,18 @@ class KvView:
             0,
         )  # when the bucket was created, and its last sequence at the last read
         self._reads: list[set[str]] = []  # the keys that were written since each of the running reads began
+        self._received = 0  # the sequence of the last write that arrived
         self._is_subscribed = False
 
-    async def start(self) -> None:
-        """Subscribes to writes, then reads the bucket. May be called again after it failed."""
+    async def start(self, as_sent: bool = False) -> None:
+        """Subscribes to what is stored, then reads the bucket. May be called again after it failed.
+
+        With `as_sent` the view receives writes as their writers send them, in order with all else that they send: for
+        buckets where each key has one writer, whose writes are never conditional.
+        """
         if not self._is_subscribed:
-            await self._bus.subscribe(self.bucket.start + self._filter, self._on_write)
+            self._followed = self.bucket.start if as_sent else self._followed
+            await self._bus.subscribe(self._followed + self._filter, self._on_write)
             self._is_subscribed = True
         await self._bus.flush()
         await self.read()
@@ -150,11 +176,32 @@ class KvView:
                     await self.bucket.create(key, data)
         self._stream = found  # not before: what failed is done again by the next read
 
+    async def refresh(self, key: str) -> None:
+        """Reads one key, of which a write may be on its way here."""
+        written: set[str] = set()
+        self._reads.append(written)
+        try:
+            data, _ = await self.bucket.entry(key)
+        finally:
+            self._reads = [read for read in self._reads if read is not written]
+        if key not in written:
+            self._take(key, data)
+
+    async def swap(self, key: str, data: bytes, last: int) -> bool:
+        """As `KvBucket.swap`; once it returns True this view has the new entry, or a later one."""
+        sequence = await self.bucket.swap(key, data, last)
+        if sequence > self._received:
+            self._receive(key, data)
+        return sequence > 0
+
     def _on_write(self, message: Message) -> None:
-        key = message.subject.removeprefix(self.bucket.start)
+        self._received = int(last_header(message.header_block, b"Nats-Sequence") or 0)
+        self._receive(message.subject.removeprefix(self._followed), message.data)
+
+    def _receive(self, key: str, data: bytes) -> None:
         for written in self._reads:
             written.add(key)
-        self._take(key, message.data)
+        self._take(key, data)
 
     @contained()
     def _take(self, key: str, data: bytes) -> None:

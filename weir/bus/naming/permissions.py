@@ -174,6 +174,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
     all_live = map(live.live_stream, range(live_streams))
     looks: _Rights = {ADMIN: ("look",)}
     stored = ("make", "read", "follow", "remove")
+    followed = ("make", "limit", "read", "follow")
     streams: dict[str, _Rights] = {
         **{
             stream: {
@@ -185,23 +186,23 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
             for stream in all_live
         },
         f"KV_{live.REGISTRY_BUCKET}": {**read, ADMIN: ("look", "read", "follow")},
-        f"KV_{live.SETTINGS_BUCKET}": {**read, **looks},
-        live.MODELS_STREAM: {**read, ADMIN: ("look", "read", "follow")},
+        f"KV_{live.SETTINGS_BUCKET}": {**read, GATEWAY: followed, **looks},
+        live.MODELS_STREAM: {**read, GATEWAY: followed, ADMIN: ("look", "read", "follow")},
         live.MODEL_FILES_STREAM: {GATEWAY: stored, WORKER: stored, **looks},
-        live.REGIONS_STREAM: {GATEWAY: stored, **looks},
+        live.REGIONS_STREAM: {GATEWAY: (*stored, "limit"), **looks},
         live.STATES_STREAM: {WORKER: stored, SCHEDULER: ("look", "read"), **looks},
         live.CACHE_STREAM: {GATEWAY: ("make", "read"), WORKER: ("make", "read"), **looks},
         live.OWNERS_STREAM: {SCHEDULER: ("make", "read"), **looks},
         # A scheduler without --scale-to-zero removes what another one has stored.
         live.KNOWN_MODELS_STREAM: {
-            SCHEDULER: ("make", "read", "follow", "abolish"),
+            SCHEDULER: (*followed, "abolish"),
             GATEWAY: ("read", "follow"),
             ADMIN: ("look", "read", "follow"),
             WORKER: ("read", "follow"),
         },
         live.SHADOW_STREAM: {GATEWAY: stored, **looks},
         live.HISTORY_STREAM: {GATEWAY: ("make", "read", "follow"), ADMIN: ("look", "read", "follow")},
-        live.TRAFFIC_STREAM: {GATEWAY: ("make", "read", "follow"), ADMIN: ("look", "read", "follow")},
+        live.TRAFFIC_STREAM: {GATEWAY: followed, ADMIN: ("look", "read", "follow")},
         durable.QUEUE_STREAM: {
             GATEWAY: ("make", "limit", "read", "own", "rewind", "remove"),
             ADMIN: ("look", "read", "list"),
@@ -214,7 +215,7 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         durable.DEAD_STREAM: {GATEWAY: ("make", "limit", "read"), ADMIN: ("look", "read", "own", "follow", "remove")},
         durable.LEASES_STREAM: {GATEWAY: ("make", "read"), **looks},
         durable.SECRETS_STREAM: {GATEWAY: ("make", "read")},
-        f"KV_{durable.JOBS_BUCKET}": {GATEWAY: ("make", "read", "follow"), **looks},
+        f"KV_{durable.JOBS_BUCKET}": {GATEWAY: followed, **looks},
         f"OBJ_{durable.REQUEST_OBJECTS}": {GATEWAY: stored, PRODUCER: ("look",), ADMIN: stored},
         f"OBJ_{durable.RESULT_OBJECTS}": {GATEWAY: stored, PRODUCER: ("look", "read", "follow"), **looks},
         callbacks.CALLBACK_STREAM: {GATEWAY: ("make", "own", "read"), **looks},
@@ -234,25 +235,35 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
     pushed = [live.repository_bucket(name) for name in repositories]
     return [
         (live.REGISTRY_WRITES, (SCHEDULER, WORKER), ALL_USERS),
-        (live.SETTINGS_WRITES, ROLES, ROLES),
-        (live.MODELS_WRITES, (GATEWAY, WORKER), (GATEWAY, WORKER, *OBSERVERS)),
-        (f"$KV.{live.REGIONS_BUCKET}.*.*", (GATEWAY,), (GATEWAY,)),
+        (anything(live.settings_subject), ROLES, ()),
+        (f"{anything(live.settings_subject)}.*", ROLES, ()),
+        (anything(live.desired_subject), (GATEWAY, WORKER), ()),
+        (f"$KV.{live.REGIONS_BUCKET}.*.*", (GATEWAY,), ()),
         (f"$KV.{live.STATES_BUCKET}.>", (WORKER,), ()),
         (anything(live.cached), (GATEWAY, WORKER), ()),
         (anything(live.owner_record), (SCHEDULER,), ()),
         (anything(live.known_model_subject), (SCHEDULER, GATEWAY), ()),
-        (live.KNOWN_MODELS_WRITES, (), ALL_USERS),
         (anything(live.traffic_subject), (GATEWAY,), ()),
         (anything(live.history), (GATEWAY,), ()),
         (f"$O.{live.SHADOW_STORE}.>", (GATEWAY,), ()),
-        (live.TRAFFIC_WRITES, (), (GATEWAY, *OBSERVERS)),
         (durable.lease_subject("*"), (GATEWAY,), ()),
         (durable.secret("*"), (GATEWAY,), ()),
         (durable.lease_subject("*.>"), (GATEWAY,), ()),
-        (durable.job_subject(">"), (GATEWAY,), (GATEWAY,)),
+        (durable.job_subject(">"), (GATEWAY,), ()),
         (f"$O.{live.MODEL_FILES_STORE}.>", (GATEWAY, WORKER), ()),
         (f"$O.{durable.REQUEST_OBJECTS}.>", (GATEWAY, PRODUCER, *OBSERVERS), ()),
         (f"$O.{durable.RESULT_OBJECTS}.>", (GATEWAY,), ()),
+        *(
+            (live.stored_entry(bucket, ">"), (), readers)
+            for bucket, readers in (
+                (live.SETTINGS_BUCKET, ROLES),
+                (live.MODELS_BUCKET, (GATEWAY, WORKER)),
+                (live.REGIONS_BUCKET, (GATEWAY,)),
+                (live.KNOWN_MODELS_BUCKET, ALL_USERS),
+                (live.TRAFFIC_BUCKET, (GATEWAY,)),
+                (durable.JOBS_BUCKET, (GATEWAY,)),
+            )
+        ),
         *((f"$KV.{bucket}.*", (ADMIN,), (WORKER,)) for bucket in pushed),
         *((f"$O.{bucket}.>", (ADMIN,), ()) for bucket in pushed),
     ]

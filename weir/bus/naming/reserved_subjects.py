@@ -41,6 +41,7 @@ RESERVED_TOKENS = frozenset(
         "history",
         "inbox",
         "infer",
+        "kv",
         "live",
         "lost",
         "lost-attempts",

@@ -18,10 +18,8 @@ SETTINGS_BUCKET = "settings"
 
 MODELS_BUCKET = "models"
 MODELS_STREAM = f"KV_{MODELS_BUCKET}"
-MODELS_WRITES = f"$KV.{MODELS_BUCKET}.>"
 KNOWN_MODELS_BUCKET = "known-models"
 KNOWN_MODELS_STREAM = f"KV_{KNOWN_MODELS_BUCKET}"
-KNOWN_MODELS_WRITES = f"$KV.{KNOWN_MODELS_BUCKET}.>"
 MODEL_FILES_STORE = "model-files"
 """The object store of files that load requests bring."""
 MODEL_FILES_STREAM = f"OBJ_{MODEL_FILES_STORE}"
@@ -194,6 +192,11 @@ PRESENCE_QUERY = "presence.query"
 """Requests to all processes to publish their presence records."""
 
 
+def stored_entry(bucket: str, key: str) -> str:
+    """An entry of a bucket, which nats-server publishes once the bucket has stored it. Rejected writes never get there."""
+    return f"kv.{bucket}.{key}"
+
+
 def presence(role: str, id: str) -> str:
     """The presence record of one process (`weir.schemas.wire.registry`), published periodically."""
     return f"presence.{role}.{id}"
@@ -305,11 +308,6 @@ def region_subject(host: str, name: str) -> str:
     return f"$KV.{REGIONS_BUCKET}.{region_key(host, name)}"
 
 
-def region_writes(host: str) -> str:
-    """The subjects of writes of the regions of `host`."""
-    return f"$KV.{REGIONS_BUCKET}.{host}.*"
-
-
 def cuda_open(host: str) -> str:
     """Requests to the workers of `host` to open GPU memory that a client shares; each replies."""
     return f"cuda-open.{host}"
@@ -332,7 +330,6 @@ def desired_subject(key: str) -> str:
 
 TRAFFIC_BUCKET = "traffic"
 TRAFFIC_STREAM = f"KV_{TRAFFIC_BUCKET}"
-TRAFFIC_WRITES = f"$KV.{TRAFFIC_BUCKET}.>"
 """The bucket of what operators have set for the traffic of models."""
 
 TRAFFIC_COUNTERS = "traffic.counters"
@@ -419,9 +416,6 @@ def parse_settings_key(key: str) -> tuple[str, str]:
 def settings_subject(key: str) -> str:
     """The subject of writes of a settings key."""
     return f"$KV.{SETTINGS_BUCKET}.{key}"
-
-
-SETTINGS_WRITES = f"$KV.{SETTINGS_BUCKET}.>"
 
 
 CACHE_BUCKET = "response-cache"

@@ -17,6 +17,7 @@ from nats.js.api import (
     DiscardPolicy,
     KeyValueConfig,
     ObjectStoreConfig,
+    RePublish,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -45,6 +46,22 @@ MAX_UNACKED_FRAMES = 8192
 _ACK_WAIT_S = 600.0
 
 
+class Bucket(NamedTuple):
+    """A key-value bucket. nats-server publishes the entries that it has stored if it `is_followed` (`weir.bus.kv.view`)."""
+
+    name: str
+    storage: StorageType = StorageType.MEMORY
+    ttl_s: float | None = None
+    max_bytes: int | None = None
+    is_followed: bool = True
+
+
+REGISTRY_BUCKET = Bucket(subjects.REGISTRY_BUCKET, is_followed=False)  # its views receive writes as they are sent
+MODELS_BUCKET, SETTINGS_BUCKET = Bucket(subjects.MODELS_BUCKET), Bucket(subjects.SETTINGS_BUCKET)
+_STATES_BUCKET = Bucket(subjects.STATES_BUCKET, StorageType.MEMORY, STATES_TTL_S, STATES_MAX_BYTES, is_followed=False)
+_JOBS_BUCKET = Bucket(durable_subjects.JOBS_BUCKET, StorageType.FILE)
+
+
 class AcquiredQueue(NamedTuple):
     """The consumer of an acquired queue, and the server of a cluster that leads it, "" without a cluster."""
 
@@ -58,7 +75,7 @@ async def ensure_streams(bus: Bus) -> None:
     Adopts the recorded layout of the streams (`weir.bus.naming.live_queues`).
     """
     await ensure_live_streams(bus)
-    for bucket in (subjects.REGISTRY_BUCKET, subjects.MODELS_BUCKET, subjects.SETTINGS_BUCKET):
+    for bucket in (REGISTRY_BUCKET, MODELS_BUCKET, SETTINGS_BUCKET):
         await ensure_bucket(bus, bucket)
 
 
@@ -88,7 +105,7 @@ def _live_stream(number: int, streams: int, replicas: int, metadata: dict[str, s
 
 async def ensure_regions_bucket(bus: Bus) -> None:
     """Creates the bucket of clients' shared-memory regions unless it exists. Safe to call concurrently."""
-    await ensure_bucket(bus, subjects.REGIONS_BUCKET)
+    await ensure_bucket(bus, Bucket(subjects.REGIONS_BUCKET))
 
 
 async def ensure_response_cache(bus: Bus, size_bytes: int, ttl_s: float) -> None:
@@ -130,7 +147,7 @@ async def ensure_states_bucket(bus: Bus) -> None:
     Raises WeirError (UNAVAILABLE) if the broker has no room for it.
     """
     try:
-        await ensure_bucket(bus, subjects.STATES_BUCKET, STATES_TTL_S, STATES_MAX_BYTES)
+        await ensure_bucket(bus, _STATES_BUCKET)
     except ServerError as error:
         raise _broker_full("the states of sequences", error) from error
 
@@ -139,21 +156,27 @@ def _broker_full(what: str, error: ServerError) -> WeirError:
     return unavailable(f"the message broker has no room for {what}: {error.description}", Reason.BROKER_FULL)
 
 
-async def ensure_bucket(bus: Bus, bucket: str, ttl_s: float | None = None, max_bytes: int | None = None) -> None:
-    """Creates a bucket in memory unless it exists. Safe to call concurrently."""
-    try:
-        await bus.jetstream.stream_info(f"KV_{bucket}")
-    except NotFoundError:
+async def ensure_bucket(bus: Bus, bucket: Bucket) -> None:
+    """Creates a bucket unless it exists. Safe to call concurrently."""
+    name, republish = bucket.name, None
+    if bucket.is_followed:
+        republish = RePublish(src=f"$KV.{name}.>", dest=subjects.stored_entry(name, ">"))
+    found = await bus.jetstream.find_stream(f"KV_{name}")
+    if found is None:
         await bus.jetstream.create_key_value(
             KeyValueConfig(
-                bucket=bucket,
+                bucket=name,
                 history=1,
-                storage=StorageType.MEMORY,
-                ttl=ttl_s,
-                max_bytes=max_bytes,
+                storage=bucket.storage,
+                ttl=bucket.ttl_s,
+                max_bytes=bucket.max_bytes,
                 replicas=bus.replicas,
+                republish=republish,
             )
         )
+    elif republish is not None and "republish" not in found["config"]:
+        # An earlier version has created it. Its main writer may change that; the other roles wait until it has.
+        await bus.jetstream.ask(f"STREAM.UPDATE.KV_{name}", {**found["config"], "republish": republish.as_dict()})
 
 
 async def ensure_stream(bus: Bus, config: StreamConfig) -> bool:
@@ -295,14 +318,7 @@ async def ensure_durable_streams(bus: Bus, limits: QueueLimits) -> list[str]:
 
 async def _ensure_stores(bus: Bus, limits: QueueLimits) -> None:
     jetstream = bus.jetstream
-    try:
-        await jetstream.stream_info(f"KV_{durable_subjects.JOBS_BUCKET}")
-    except NotFoundError:
-        await jetstream.create_key_value(
-            KeyValueConfig(
-                bucket=durable_subjects.JOBS_BUCKET, history=1, storage=StorageType.FILE, replicas=bus.replicas
-            )
-        )
+    await ensure_bucket(bus, _JOBS_BUCKET)
     # The body of a request is needed while the request may wait, and then while it may be a dead letter.
     request_ttl_s = limits.queue_max_age_s + DEAD_TTL_S
     for store, ttl_s in (

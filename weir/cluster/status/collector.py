@@ -68,7 +68,7 @@ class Collector:
             await self._registry.start(background)
         except NotFoundError:
             pass
-        await self._known.start(background)
+        await self._known.start(is_maker=False)
 
     async def collect(self) -> ClusterFacts:
         """Collect once. Raises NatsError, OSError or TimeoutError if the broker does not reply."""

@@ -74,7 +74,7 @@ class ClusterView:
         Raises NatsError, OSError or TimeoutError if the broker is lost.
         """
         await self._registry.start(background)
-        await self._known.start(background)
+        await self._known.start(is_maker=False)
         self.catalog.accept_known(self._known)
         self.catalog.start_warmup()
         await self.statistics.start()

@@ -170,11 +170,6 @@ class TraceSettings:
         """Returns the models with a setting of their own."""
         return [model for model in self._overrides if model]
 
-    def changed(self, model: str, changes: Changes) -> Overrides:
-        """Returns the own values of a model's setting (or the global one, "") after `changes`."""
-        merged = {**self._overrides.get(model, {}), **changes}
-        return {name: value for name, value in merged.items() if value is not None}
-
     def replace(self, model: str, overrides: Overrides) -> None:
         """Replaces the own values of a setting."""
         if overrides:
@@ -197,6 +192,11 @@ class TraceSettings:
                 "trace_mode": TRITON,
             }
         return document | {"trace_mode": config.mode} | dict(config.options)
+
+
+def merged(own: Overrides, changes: Changes) -> Overrides:
+    """The own values of a setting after `changes`."""
+    return {name: value for name, value in {**own, **changes}.items() if value is not None}
 
 
 def changes_of_json(document: Any) -> Changes:

@@ -40,30 +40,32 @@ async def connected(nats: EmbeddedNats) -> AsyncIterator[Bus]:
         await bus.close()
 
 
+async def put(desired: DesiredModels, entry: DesiredModel) -> None:
+    await desired.update(entry.name, lambda _known: entry)
+
+
 async def test_what_one_writes_the_others_see_and_the_late_read(nats: EmbeddedNats) -> None:
     async with connected(nats) as bus, connected(nats) as other:
         writer, reader, late = DesiredModels(bus), DesiredModels(other), DesiredModels(other)
-        seen: list[DesiredModel] = []
-        reader.on_change(seen.append)
+        seen: list[DesiredModel | None] = []
+        reader.on_change(lambda name: seen.append(reader.get(name)))
         await writer.start()
         await reader.start()
-        await writer.write(LOADED)
+        await put(writer, LOADED)
         await eventually(lambda: reader.get("a.b") == LOADED)
         bus.publish(subjects.desired_subject("a=2Eb"), b"garbage")
         bus.publish(subjects.desired_subject("x"), LOADED.pack())
-        older = DesiredModel("a.b", 6, WantedModel(False))
-        bus.publish(subjects.desired_subject("a=2Eb"), older.pack())
         newer = DesiredModel("a.b", 8, WantedModel(False))
-        await writer.write(newer)
+        await put(writer, newer)
         await eventually(lambda: reader.get("a.b") == newer)
-        assert seen == [LOADED, newer]
+        assert (seen, reader.malformed) == ([LOADED, newer], 2)
         assert reader.is_unwanted("a.b")
         await late.start()
         assert late.all() == [newer]
-        await writer.remove("a.b")
+        await writer.update("a.b", lambda _known: None)
         await eventually(lambda: not reader.all())
         with pytest.raises(WeirError) as refused:
-            await writer.write(DesiredModel("m", 9, WantedModel(True, "x" * bus.max_payload_bytes)))
+            await put(writer, DesiredModel("m", 9, WantedModel(True, "x" * bus.max_payload_bytes)))
         assert refused.value.code is ErrorCode.INVALID_ARG
 
 
@@ -71,7 +73,7 @@ async def test_entries_are_written_again_when_the_broker_has_lost_them(nats: Emb
     async with connected(nats) as bus:
         desired = DesiredModels(bus)
         await desired.start()
-        await desired.write(LOADED)
+        await put(desired, LOADED)
         await eventually(lambda: desired.get("a.b") == LOADED)
         bus.on_reconnect(lambda: ensure_streams(bus))
         nats.stop()

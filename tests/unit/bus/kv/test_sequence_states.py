@@ -32,6 +32,9 @@ class FullBroker:
 
     create_key_value = add_stream
 
+    async def find_stream(self, _name: str) -> None:
+        pass
+
 
 async def test_a_full_broker_is_an_error() -> None:
     broker = cast(Any, FullBroker())

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.support.waiting import eventually
-from weir.bus.kv import settings
+from weir.bus.kv import typed_bucket
 from weir.bus.kv.settings import LOGGING, MAX_SETTING_BYTES, TRACE, SharedSettings, follow_log
 from weir.bus.kv.view import KvBucket
 from weir.bus.naming import subjects
@@ -54,12 +54,12 @@ async def test_a_change_is_applied_here_at_once_and_everywhere_else(nats: Embedd
     async with connected(nats) as first, connected(nats) as second:
         writer, reader = Role(first), Role(second)
         await writer.shared.start()
-        await writer.shared.write(TRACE, "", b"{}")
-        await writer.shared.write(TRACE, "m.1", b"{1}")
+        await writer.shared.change(TRACE, "", lambda _known: b"{}")
+        await writer.shared.change(TRACE, "m.1", lambda _known: b"{1}")
         assert writer.applied == {"": b"{}", "m.1": b"{1}"}
         await reader.shared.start()
         assert reader.applied == writer.applied
-        await writer.shared.write(TRACE, "m.1", b"")
+        await writer.shared.change(TRACE, "m.1", lambda _known: b"")
         await eventually(lambda: reader.applied == {"": b"{}", "m.1": b""})
 
 
@@ -67,7 +67,7 @@ async def test_settings_are_written_again_to_a_broker_that_lost_them(nats: Embed
     async with connected(nats) as bus:
         role = Role(bus)
         await role.shared.start()
-        await role.shared.write(TRACE, "m", b"{}")
+        await role.shared.change(TRACE, "m", lambda _known: b"{}")
         nats.stop()
         nats.start()
         await eventually(lambda: bus.is_connected)
@@ -80,7 +80,7 @@ async def test_settings_are_written_again_to_a_broker_that_lost_them(nats: Embed
 async def test_malformed_and_excessive_settings_are_dropped_and_counted(
     nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(settings, "MAX_KEYS", 1)
+    monkeypatch.setattr(typed_bucket, "MAX_RECORDS", 1)
     async with connected(nats) as bus:
         role = Role(bus)
         await role.shared.start()
@@ -90,9 +90,9 @@ async def test_malformed_and_excessive_settings_are_dropped_and_counted(
         await bucket.put(subjects.settings_key(TRACE, "a"), b"{}")
         await bucket.put(subjects.settings_key(TRACE, "b"), b"{}")
         await bucket.put("unknown", b"{}")
-        await eventually(lambda: role.shared.malformed == 3)
-        assert role.applied == {"a": b"{}"}
-        assert f"larger than {MAX_SETTING_BYTES} bytes, or more than 1 keys" in caplog.text
+        await eventually(lambda: caplog.text.count("bucket settings: dropped a record, it holds 1") == 2)
+        assert (role.applied, role.shared.malformed) == ({"a": b"{}"}, 2)
+        assert f"larger than {MAX_SETTING_BYTES} bytes" in caplog.text
 
 
 async def test_a_change_without_a_broker_is_an_error(nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ async def test_a_change_without_a_broker_is_an_error(nats: EmbeddedNats, monkeyp
         await role.shared.start()
         await bus.jetstream.delete_stream(f"KV_{subjects.SETTINGS_BUCKET}")
         with pytest.raises(WeirError, match="the message broker is not available") as raised:
-            await role.shared.write(TRACE, "m", b"{}")
+            await role.shared.change(TRACE, "m", lambda _known: b"{}")
         assert raised.value.code is ErrorCode.UNAVAILABLE
         assert role.applied == {}
 

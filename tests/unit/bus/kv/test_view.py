@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
-from nats.js.api import KeyValueConfig
 from nats.js.errors import NotFoundError
 
 from tests.support.waiting import eventually
@@ -19,7 +18,7 @@ from weir.bus.kv.view import KvBucket, KvView
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
-from weir.bus.streams.declarations import ensure_bucket, ensure_streams
+from weir.bus.streams.declarations import Bucket, ensure_bucket, ensure_streams
 from weir.runtime import containment
 from weir.schemas.wire.model_control import DesiredModel, WantedModel
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
@@ -69,6 +68,10 @@ async def connected(nats: EmbeddedNats) -> AsyncIterator[Role]:
         await bus.close()
 
 
+async def put(desired: DesiredModels, entry: DesiredModel) -> None:
+    await desired.update(entry.name, lambda _known: entry)
+
+
 READY = {1: VersionRecord(ModelState.READY)}
 
 
@@ -100,9 +103,9 @@ async def test_a_model_that_was_forgotten_meanwhile_is_not_known_again(nats: Emb
     async with connected(nats) as first, connected(nats) as second, connected(nats) as gateway:
         writers = KnownModels(first.bus), KnownModels(second.bus)
         reader = KnownModels(gateway.bus)
-        for known, role in zip(writers, (first, second), strict=True):
-            await known.start(role.background, is_writer=True)
-        await reader.start(gateway.background)
+        for known in writers:
+            await known.start()
+        await reader.start(is_maker=False)
         for name in ("stays", "goes"):
             await writers[0].write(ModelRecord(name, READY, config={"name": name}, written_ns=1))
         await eventually(lambda: writers[1].names() == reader.names() == {"stays", "goes"})
@@ -116,17 +119,17 @@ async def test_a_model_that_was_forgotten_meanwhile_is_not_known_again(nats: Emb
         await second.recover()
         assert writers[1].names() == {"stays"}
         late = KnownModels(gateway.bus)
-        await late.start(gateway.background)
+        await late.start(is_maker=False)
         assert late.names() == {"stays"}
 
 
 async def test_a_writer_makes_a_bucket_again_that_another_has_removed(nats: EmbeddedNats) -> None:
     async with connected(nats) as first, connected(nats) as second:
         keeps, removes = KnownModels(first.bus), KnownModels(second.bus)
-        await keeps.start(first.background, is_writer=True)
+        await keeps.start()
         await keeps.write(ModelRecord("one", READY, config={"name": "one"}, written_ns=1))
         reader = KnownModels(second.bus)
-        await reader.start(second.background)
+        await reader.start(is_maker=False)
         await eventually(lambda: "one" in reader.names())
         await removes.remove_bucket()
         await eventually(lambda: "one" not in reader.names())
@@ -140,10 +143,10 @@ async def test_what_is_no_longer_desired_does_not_come_back(nats: EmbeddedNats) 
         await writer.start()
         await reader.start()
         for name in ("stays", "goes"):
-            await writer.write(DesiredModel(name, 7, WantedModel(True, "{}")))
+            await put(writer, DesiredModel(name, 7, WantedModel(True, "{}")))
         await eventually(lambda: len(reader.all()) == 2)
         with worker.deaf():
-            await writer.remove("goes")
+            await writer.update("goes", lambda _entry: None)
             await worker.bus.flush()
         await worker.recover()
         assert reader.get("goes") is None
@@ -161,21 +164,22 @@ async def test_settings_that_were_reset_meanwhile_stay_reset(nats: EmbeddedNats)
         await writer.start()
         await reader.start()
         for model in ("kept", "emptied", "removed"):
-            await writer.write(TRACE, model, b"{}")
+            await writer.change(TRACE, model, lambda _value: b"{}")
         await eventually(lambda: len(followed) == 3)
         with worker.deaf():
-            await writer.write(TRACE, "emptied", b"")
-            bucket = await gateway.bus.jetstream.key_value(subjects.SETTINGS_BUCKET)
+            await writer.change(TRACE, "emptied", lambda _value: b"")
+            bucket = KvBucket(gateway.bus, subjects.SETTINGS_BUCKET)
             await bucket.delete(subjects.settings_key(TRACE, "removed"))
             await worker.bus.flush()
         await worker.recover()
         assert followed == {"kept": b"{}", "emptied": b"", "removed": b""}
-        assert (await bucket.get(subjects.settings_key(TRACE, "emptied"))).value in (None, b"")
+        assert (await bucket.entry(subjects.settings_key(TRACE, "emptied")))[0] == b""
 
 
 async def test_one_key_that_fails_costs_the_others_nothing(nats: EmbeddedNats) -> None:
     async with connected(nats) as role:
-        bucket = await role.bus.jetstream.create_key_value(KeyValueConfig(bucket="any"))
+        await ensure_bucket(role.bus, Bucket("any"))
+        bucket = KvBucket(role.bus, "any")
         for key in ("a", "bad", "c"):
             await bucket.put(key, key.encode())
         found: dict[str, bytes] = {}
@@ -194,7 +198,8 @@ async def test_one_key_that_fails_costs_the_others_nothing(nats: EmbeddedNats) -
 
 async def test_a_write_that_comes_during_a_read_is_newer(nats: EmbeddedNats, monkeypatch: pytest.MonkeyPatch) -> None:
     async with connected(nats) as role:
-        bucket = await role.bus.jetstream.create_key_value(KeyValueConfig(bucket="raced"))
+        await ensure_bucket(role.bus, Bucket("raced"))
+        bucket = KvBucket(role.bus, "raced")
         await bucket.put("key", b"old")
         found: dict[str, bytes] = {}
         view = KvView(role.bus, "raced", found.__setitem__, lambda key: None)
@@ -221,7 +226,7 @@ class Mirror:
 
 async def test_a_key_that_was_purged_meanwhile_is_pruned(nats: EmbeddedNats) -> None:
     async with connected(nats) as role, connected(nats) as other:
-        await ensure_bucket(role.bus, "purged")
+        await ensure_bucket(role.bus, Bucket("purged"))
         bucket, mirror = KvBucket(other.bus, "purged"), Mirror(role, "purged")
         for key in ("goes", "stays"):
             await bucket.put(key, b"1")
@@ -235,7 +240,7 @@ async def test_a_key_that_was_purged_meanwhile_is_pruned(nats: EmbeddedNats) -> 
 
 async def test_a_bucket_that_was_lost_gets_its_values_again(nats: EmbeddedNats) -> None:
     async with connected(nats) as first, connected(nats) as second:
-        await ensure_bucket(first.bus, "lost")
+        await ensure_bucket(first.bus, Bucket("lost"))
         mirrors = Mirror(first, "lost"), Mirror(second, "lost")
         for mirror in mirrors:
             await mirror.view.start()
@@ -243,7 +248,7 @@ async def test_a_bucket_that_was_lost_gets_its_values_again(nats: EmbeddedNats) 
         await mirrors[0].view.bucket.put("b", b"2")
         await eventually(lambda: all(mirror.values == {"a": b"1", "b": b"2"} for mirror in mirrors))
         await first.bus.jetstream.delete_stream("KV_lost")
-        await ensure_bucket(first.bus, "lost")
+        await ensure_bucket(first.bus, Bucket("lost"))
         await mirrors[0].view.bucket.put("b", b"newer")
         for mirror in mirrors:
             values = dict(mirror.values)
@@ -257,12 +262,12 @@ async def test_keys_of_a_lost_bucket_stay_until_their_removal_is_written(nats: E
         removed: list[str] = []
         bucket = KvBucket(role.bus, "replaced")
         view = KvView(role.bus, "replaced", lambda *_: None, removed.append)
-        await role.bus.jetstream.create_key_value(KeyValueConfig(bucket="replaced"))
+        await ensure_bucket(role.bus, Bucket("replaced"))
         for key in ("owner", "other"):
             await bucket.put(key, b"value")
         await view.start()
         await role.bus.jetstream.delete_key_value("replaced")
-        await role.bus.jetstream.create_key_value(KeyValueConfig(bucket="replaced"))
+        await ensure_bucket(role.bus, Bucket("replaced"))
         await view.read()
         await bucket.put("other", b"value")
         await view.read()  # the owner of the first key has not written it again yet
@@ -276,7 +281,7 @@ async def test_keys_of_a_lost_bucket_stay_until_their_removal_is_written(nats: E
 
 async def test_a_view_of_some_keys_has_no_others(nats: EmbeddedNats) -> None:
     async with connected(nats) as role:
-        await ensure_bucket(role.bus, "parts")
+        await ensure_bucket(role.bus, Bucket("parts"))
         bucket, mirror = KvBucket(role.bus, "parts"), Mirror(role, "parts", "mine.*")
         await bucket.put("mine.a", b"1")
         await bucket.put("other.a", b"1")
@@ -288,7 +293,7 @@ async def test_a_view_of_some_keys_has_no_others(nats: EmbeddedNats) -> None:
 
 async def test_a_value_is_created_once_and_again_after_its_removal(nats: EmbeddedNats) -> None:
     async with connected(nats) as role:
-        await ensure_bucket(role.bus, "once")
+        await ensure_bucket(role.bus, Bucket("once"))
         bucket = KvBucket(role.bus, "once")
         assert await bucket.create("a", b"1")
         assert not await bucket.create("a", b"2")

@@ -22,6 +22,7 @@ class Shared:
         self.apply: dict[str, Callable[[str, bytes], None]] = {}
         self.is_away = False
         self.started = False
+        self.values: dict[tuple[str, str], bytes] = {}
 
     def follow(self, kind: str, apply: Callable[[str, bytes], None]) -> None:
         self.apply[kind] = apply
@@ -29,9 +30,10 @@ class Shared:
     async def start(self) -> None:
         self.started = True
 
-    async def write(self, kind: str, model: str, value: bytes) -> None:
+    async def change(self, kind: str, model: str, change: Callable[[bytes], bytes]) -> None:
         if self.is_away:
             raise unavailable("the message broker is not available")
+        value = self.values[kind, model] = change(self.values.get((kind, model), b""))
         self.apply[kind](model, value)
 
 

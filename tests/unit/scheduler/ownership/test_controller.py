@@ -195,7 +195,7 @@ async def test_models_that_others_remember_are_removed_unless_one_of_those_runs(
     await cluster.serve(MODELS[:1])
     remembering = await cluster.scheduler("remembering", scale_to_zero=True)
     known = KnownModels(cluster.bus)
-    await known.start(cluster.background)
+    await known.start(is_maker=False)
     await eventually(lambda: known.names() == {MODELS[0]})
     if not is_kept:
         await remembering.leave()

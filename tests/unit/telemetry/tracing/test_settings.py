@@ -18,6 +18,7 @@ from weir.telemetry.tracing.settings import (
     TraceSettings,
     changes_of_json,
     changes_of_lists,
+    merged,
     pack_overrides,
     unpack_overrides,
 )
@@ -125,7 +126,7 @@ def make(*values: str) -> TraceSettings:
 
 
 def change(settings: TraceSettings, model: str, **changes: Any) -> None:
-    settings.replace(model, settings.changed(model, changes))
+    settings.replace(model, merged(settings._overrides.get(model, {}), changes))
 
 
 def test_a_model_uses_the_global_setting_for_missing_values() -> None:

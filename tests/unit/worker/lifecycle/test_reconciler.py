@@ -67,9 +67,9 @@ class Desired:
 
     def __init__(self) -> None:
         self.entries: dict[str, DesiredModel] = {}
-        self.listener: Callable[[DesiredModel], None] = lambda entry: None
+        self.listener: Callable[[str], None] = lambda name: None
 
-    def on_change(self, listener: Callable[[DesiredModel], None]) -> None:
+    def on_change(self, listener: Callable[[str], None]) -> None:
         self.listener = listener
 
     def get(self, name: str) -> DesiredModel | None:
@@ -80,7 +80,7 @@ class Desired:
 
     def request(self, entry: DesiredModel) -> None:
         self.entries[entry.name] = entry
-        self.listener(entry)
+        self.listener(entry.name)
 
 
 class Drains:
