@@ -7,8 +7,6 @@ queue. A record has an *epoch* for that: unix milliseconds of its writing, or on
 writer knows if that is higher (clocks differ). Compare-and-set makes epochs unique, and time makes them grow after a
 restart, when no process knows the last one. (If clocks make two equal all the same, the first one counts: workers also
 compare the owner.)
-Source: JetStream's `Nats-Expected-Last-Subject-Sequence`, and STREAM.MSG.GET, to which the stream's leader responds: a
-replica that responds to a direct get may be behind.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
-from nats.js.errors import APIError, NoStreamResponseError
+from nats.js.errors import NoStreamResponseError
 
+from weir.bus.kv.view import KvBucket
 from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Bus
-from weir.bus.nats.jetstream import EXPECTED_SEQUENCE, WRONG_LAST_SEQUENCE
 from weir.bus.streams.declarations import ensure_stream
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import MAX_EPOCH, QueueOwner
@@ -45,6 +43,7 @@ class QueueOwners:
 
     def __init__(self, bus: Bus, unix_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._bus = bus
+        self._bucket = KvBucket(bus, subjects.OWNERS_BUCKET)
         self._unix_ms = unix_ms
 
     async def ensure(self) -> None:
@@ -66,14 +65,12 @@ class QueueOwners:
 
     async def read(self, queue: LiveQueue) -> OwnerRecord:
         """The current record of a queue."""
-        message = await self._bus.jetstream.stored(subjects.OWNERS_STREAM, subject=subjects.owner_record(*queue))
-        if message is None:
-            return OwnerRecord()
+        data, sequence = await self._bucket.entry(subjects.queue_token(*queue))
         try:
-            record = QueueOwner.unpack(message.data)
+            record = QueueOwner.unpack(data)
         except MalformedMessage:
-            return OwnerRecord(sequence=message.sequence)  # it is overwritten
-        return OwnerRecord(record.owner, record.epoch, message.sequence)
+            return OwnerRecord(sequence=sequence)  # it is overwritten
+        return OwnerRecord(record.owner, record.epoch, sequence)
 
     async def write(self, queue: LiveQueue, owner: str, after: OwnerRecord, highest: int = 0) -> OwnerRecord | None:
         """Writes `owner` into the record of a queue if `after` is still the current one; None if it is not.
@@ -83,17 +80,8 @@ class QueueOwners:
         epoch = min(max(self._unix_ms(), after.epoch + 1, highest + 1), MAX_EPOCH - 1)
         record = QueueOwner(*queue, owner, epoch).pack()
         try:
-            ack = await self._bus.jetstream.publish(
-                subjects.owner_record(*queue),
-                record,
-                timeout=_TIMEOUT_S,
-                headers={EXPECTED_SEQUENCE: str(after.sequence)},
-            )
+            sequence = await self._bucket.swap(subjects.queue_token(*queue), record, after.sequence, _TIMEOUT_S)
         except NoStreamResponseError:
             await self.ensure()
             return None
-        except APIError as error:
-            if error.err_code in WRONG_LAST_SEQUENCE:
-                return None
-            raise
-        return OwnerRecord(owner, epoch, ack.seq)
+        return OwnerRecord(owner, epoch, sequence) if sequence else None
