@@ -11,21 +11,14 @@ import logging
 import time
 from collections.abc import AsyncIterator, Collection
 
-from nats.js.api import KeyValueConfig, ObjectMeta, ObjectMetaOptions, ObjectStoreConfig, StorageType
-from nats.js.errors import (
-    BadRequestError,
-    BucketNotFoundError,
-    KeyNotFoundError,
-    KeyWrongLastSequenceError,
-    NotFoundError,
-    ObjectNotFoundError,
-)
-from nats.js.kv import KeyValue
+from nats.js.api import ObjectMeta, ObjectMetaOptions, ObjectStoreConfig, StorageType
+from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from weir.bus.kv.view import KvBucket
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus
+from weir.bus.streams.declarations import Bucket, ensure_bucket
 from weir.bus.streams.stored_objects import description_subject, list_objects
 from weir.schemas.core.errors import WeirError, invalid, unavailable
 from weir.schemas.wire.codec import MalformedMessage
@@ -47,24 +40,27 @@ class PushedModels:
         self._bus = bus
         self.name = name
         self._bucket = subjects.repository_bucket(name)
+        self._manifests = KvBucket(bus, self._bucket)
 
     async def names(self) -> list[str]:
         """The models, sorted by name."""
-        return sorted(map(subjects.untoken, await KvBucket(self._bus, self._bucket).keys()))
+        return sorted(map(subjects.untoken, await self._manifests.keys()))
 
     async def find(self, name: str) -> tuple[PushedModel, int] | None:
         """The model and the revision of its manifest; None without one. Raises UNAVAILABLE for a malformed manifest."""
         try:
-            entry = await (await self._manifests()).get(subjects.token(name))
-        except (BucketNotFoundError, KeyNotFoundError, NotFoundError):
+            data, sequence = await self._manifests.entry(subjects.token(name))
+        except NotFoundError:
+            return None
+        if not data:
             return None
         try:
-            model = PushedModel.unpack(entry.value or b"")
+            model = PushedModel.unpack(data)
             if model.name != name:
                 raise MalformedMessage(f"the manifest names model '{model.name}'")
         except MalformedMessage as error:
             raise unavailable(f"the manifest of model '{name}' can't be read: {error}; push the model again") from error
-        return model, entry.revision or 0
+        return model, sequence
 
     async def write(self, model: PushedModel, last: int) -> None:
         """Replaces the manifest of revision `last` (0: none).
@@ -74,12 +70,10 @@ class PushedModels:
         data = model.pack()
         if len(data) > self._bus.max_payload_bytes - 4096:
             raise invalid(f"model '{model.name}' has too many files for one manifest")
-        manifests = await self._manifests(make=True)
+        await ensure_bucket(self._bus, Bucket(self._bucket, StorageType.FILE, is_followed=False))
         key = subjects.token(model.name)
-        try:
-            await (manifests.update(key, data, last=last) if last else manifests.create(key, data))
-        except KeyWrongLastSequenceError as error:
-            raise unavailable(f"model '{model.name}' was pushed by another process meanwhile: push it again") from error
+        if not await (self._manifests.swap(key, data, last) if last else self._manifests.create(key, data)):
+            raise unavailable(f"model '{model.name}' was pushed by another process meanwhile: push it again")
 
     async def delete(self, name: str) -> bool:
         """Deletes the model; returns whether it existed."""
@@ -88,7 +82,7 @@ class PushedModels:
                 return False
         except WeirError:
             logger.warning("deleting model '%s', whose manifest can't be read", name)
-        await (await self._manifests()).delete(subjects.token(name))
+        await self._manifests.delete(subjects.token(name))
         return True
 
     async def has(self, file: PushedFile) -> bool:
@@ -156,20 +150,6 @@ class PushedModels:
             found = await self.find(name)
             used |= {file.digest for file in found[0].files} if found is not None else set()
         return used
-
-    async def _manifests(self, make: bool = False) -> KeyValue:
-        try:
-            return await self._bus.jetstream.key_value(self._bucket)
-        except (BucketNotFoundError, NotFoundError):
-            if not make:
-                raise
-            config = KeyValueConfig(
-                bucket=self._bucket, history=1, storage=StorageType.FILE, replicas=self._bus.replicas
-            )
-            try:
-                return await self._bus.jetstream.create_key_value(config)
-            except BadRequestError:  # created by another process meanwhile
-                return await self._bus.jetstream.key_value(self._bucket)
 
     async def _store(self, make: bool = False) -> ObjectStore:
         try:
