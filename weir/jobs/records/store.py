@@ -1,30 +1,26 @@
-"""`JobStore`: the jobs in bucket `jobs`, as one process sees them.
-
-Progress is taken from the bucket's writes, because only the process that runs a job writes it. The bucket may still
-reject the write of an entry, if two clients change a job at once. So such a write only triggers reads of the entry,
-until the write must have been stored.
+"""`JobStore`: the jobs in bucket `jobs`, as one process sees them: an entry, which clients change, and the progress, which
+only the process that runs the job writes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
 from nats.errors import Error as NatsError
-from nats.js.errors import KeyNotFoundError, NotFoundError
-from nats.js.kv import KeyValue
 
-from weir.bus.kv.view import KvBucket
+from weir.bus.kv.view import KvView
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.connection import Bus
 from weir.bus.nats.headers import pack_headers
+from weir.bus.nats.jetstream import EXPECTED_SEQUENCE
 from weir.bus.streams.acked_publisher import AckedPublisher
-from weir.jobs.records.record import ID_PREFIX, Job, JobEntry, JobProgress
+from weir.jobs.records.record import Job, JobEntry, JobProgress
 from weir.runtime.containment import contained
-from weir.schemas.core.errors import WeirError, not_found, unavailable
+from weir.schemas.core.errors import not_found, unavailable
 
 logger = logging.getLogger("weir.gateway")
 
@@ -35,8 +31,6 @@ STORE_TIMEOUT_S = 30.0
 """Timeout of storing an entry."""
 
 _PROGRESS = ".progress"
-_READ_FOR_S = 3.0
-_READ_AGAIN_S = 0.25
 _ATTEMPTS = 20
 _RETRY_S = 1.0
 _OPEN_TIMEOUT_S = 10.0
@@ -55,9 +49,8 @@ class JobStore:
         self._entries: dict[str, JobEntry] = {}
         self._progress: dict[str, JobProgress] = {}
         self._failed: dict[str, bytes] = {}
-        self._read_until_s: dict[str, float] = {}
-        self._written = asyncio.Event()
-        self._is_subscribed = False
+        self._entry_view = KvView(bus, subjects.JOBS_BUCKET, self._take, self._forget, "*")
+        self._progress_view = KvView(bus, subjects.JOBS_BUCKET, self._take, lambda _key: None, f"*{_PROGRESS}")
         self._listeners: list[Callable[[str], None]] = []
         self._follower: asyncio.Task[None] | None = None
         self.opened = asyncio.Event()
@@ -86,15 +79,16 @@ class JobStore:
             except (NatsError, OSError, TimeoutError) as error:
                 logger.warning("offline jobs can't be read yet: %s: %s; retrying", type(error).__name__, error)
                 await asyncio.sleep(_OPEN_RETRY_S)
-        await self._read_written()
+        self._bus.on_reconnect(self._recover)
 
     async def _open(self) -> None:
-        if not self._is_subscribed:
-            await self._bus.subscribe(subjects.job_subject(">"), self._on_write)
-            self._is_subscribed = True
-            self._bus.on_reconnect(self._read_all)
-        await self._bus.flush()
-        await self._read_all()
+        # Progress first: without it, a job that has ended would look like a job to run.
+        await self._progress_view.start()
+        await self._entry_view.start()
+
+    async def _recover(self) -> None:
+        await self._progress_view.read(lambda: {f"{id}{_PROGRESS}": row.pack() for id, row in self._progress.items()})
+        await self._entry_view.read(lambda: {id: entry.pack() for id, entry in self._entries.items()})
 
     def find(self, id: str) -> Job | None:
         """The job, None if it does not exist."""
@@ -112,7 +106,8 @@ class JobStore:
         """Reads the job's entry, which a client may just have changed at another gateway. It stays as it is known while the
         broker is unavailable.
         """
-        await self._read_again(id)
+        with contextlib.suppress(NatsError, OSError, TimeoutError):
+            await self._entry_view.refresh(id)
 
     def all(self) -> list[Job]:
         """All jobs, oldest first."""
@@ -124,7 +119,6 @@ class JobStore:
         await self._make_room()
         # The id is random: a conflict can only be an earlier copy of this very publish.
         await self._store(entry, 0)
-        self._take_entry(entry)
 
     async def change(self, id: str, change: Change) -> Job:
         """Stores the entry that `change` returns. It may raise WeirError, and is called again if the entry has changed."""
@@ -132,8 +126,7 @@ class JobStore:
             entry, revision = await self._read_entry(id)
             wanted = change(entry)
             if wanted == entry or await self._store(wanted, revision):
-                self._take_entry(wanted)
-                return self.get(id)
+                return Job(wanted, self._progress.get(id, JobProgress()))
         raise unavailable("too many clients change the job at the same time")
 
     def write_progress(self, id: str, progress: JobProgress) -> asyncio.Future[None]:
@@ -149,20 +142,15 @@ class JobStore:
     async def delete(self, id: str) -> None:
         """Deletes a job. Raises WeirError (UNAVAILABLE)."""
         try:
-            bucket = await self._bucket()
-            await bucket.purge(id)
-            await bucket.purge(id + _PROGRESS)
-        except (NatsError, NotFoundError, OSError, TimeoutError) as error:
+            await self._entry_view.bucket.delete(id)
+            await self._entry_view.bucket.delete(id + _PROGRESS)
+        except (NatsError, OSError, TimeoutError) as error:
             raise unavailable(_BROKER_UNAVAILABLE) from error
-        self._forget(id)
 
     # Steps
 
-    async def _bucket(self) -> KeyValue:
-        return await self._bus.jetstream.key_value(subjects.JOBS_BUCKET)
-
     async def _store(self, entry: JobEntry, revision: int) -> bool:
-        block = pack_headers({"Nats-Expected-Last-Subject-Sequence": str(revision)})
+        block = pack_headers({EXPECTED_SEQUENCE: str(revision)})
         try:
             async with asyncio.timeout(STORE_TIMEOUT_S):
                 ack = await self._publisher.store(subjects.job_subject(entry.id), entry.pack(), block)
@@ -174,11 +162,11 @@ class JobStore:
 
     async def _read_entry(self, id: str) -> tuple[JobEntry, int]:
         try:
-            found = await (await self._bucket()).get(id)
-            return JobEntry.unpack(found.value or b""), found.revision or 0
-        except (KeyNotFoundError, ValueError) as error:
+            data, sequence = await self._entry_view.bucket.entry(id)
+            return JobEntry.unpack(data), sequence
+        except ValueError as error:
             raise not_found(f"there is no job '{id}'") from error
-        except (NatsError, NotFoundError, OSError, TimeoutError) as error:
+        except (NatsError, OSError, TimeoutError) as error:
             raise unavailable(_BROKER_UNAVAILABLE) from error
 
     async def _make_room(self) -> None:
@@ -188,45 +176,6 @@ class JobStore:
             await self.delete(job.id)
         if len(self._entries) >= MAX_JOBS:
             raise unavailable(f"there are {MAX_JOBS} jobs that have not ended")
-
-    async def _read_all(self) -> None:
-        found = await KvBucket(self._bus, subjects.JOBS_BUCKET).values()
-        values = {key: value for key, value in found.items() if value}
-        for id in self._entries.keys() - values.keys():
-            self._forget(id)
-        # Progress first: without it, a job that has ended would look like a job to run.
-        for key in sorted(values, key=lambda key: not key.endswith(_PROGRESS)):
-            self._take(key, values[key])
-
-    def _on_write(self, message: Message) -> None:
-        key = message.subject.removeprefix(subjects.job_subject(""))
-        if key.endswith(_PROGRESS):
-            if message.data:
-                self._take(key, message.data)
-        elif key.startswith(ID_PREFIX):
-            self._read_until_s[key] = time.monotonic() + _READ_FOR_S
-            self._written.set()
-
-    async def _read_written(self) -> None:
-        """Reads entries that may have been written, until it is cancelled."""
-        while True:
-            await self._written.wait()
-            for id, until_s in list(self._read_until_s.items()):
-                if time.monotonic() > until_s:
-                    del self._read_until_s[id]
-                await self._read_again(id)
-            if self._read_until_s:
-                await asyncio.sleep(_READ_AGAIN_S)
-            else:
-                self._written.clear()
-
-    @contained()
-    async def _read_again(self, id: str) -> None:
-        try:
-            self._take_entry((await self._read_entry(id))[0])
-        except WeirError as error:
-            if not error.retryable:
-                self._forget(id)
 
     @contained(on_error="_take_failed")
     def _take(self, key: str, value: bytes) -> None:
