@@ -63,6 +63,17 @@ async def test_a_change_is_applied_here_at_once_and_everywhere_else(nats: Embedd
         await eventually(lambda: reader.applied == {"": b"{}", "m.1": b""})
 
 
+async def test_changes_of_one_setting_at_the_same_time_are_both_made(nats: EmbeddedNats) -> None:
+    async with connected(nats) as first, connected(nats) as second:
+        roles = Role(first), Role(second)
+        for role in roles:
+            await role.shared.start()
+        await asyncio.gather(
+            *(role.shared.change(TRACE, "m", lambda known: known + b"x") for role in roles for _ in range(5))
+        )
+        await eventually(lambda: [role.applied for role in roles] == 2 * [{"m": 10 * b"x"}])
+
+
 async def test_settings_are_written_again_to_a_broker_that_lost_them(nats: EmbeddedNats) -> None:
     async with connected(nats) as bus:
         role = Role(bus)
