@@ -17,11 +17,12 @@ import argparse
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from weir.runtime.archives import unpack_tar
 
 ROOT = Path(__file__).parents[2]
 ARCHIVES = sorted((ROOT / ".gpu-bundle").glob("*.tar.xz"))
@@ -68,8 +69,7 @@ def unpack(site: Path) -> None:
     for file in ARCHIVES:
         done = site / f".{file.name}-{file.stat().st_size}"
         if not done.exists():
-            with tarfile.open(file) as archive:
-                archive.extractall(site, filter="data")
+            unpack_tar(file, site)
             done.touch()
 
 

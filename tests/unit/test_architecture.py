@@ -139,7 +139,7 @@ ROOMS = {
     ),
     "runtime": (
         "child_processes control_groups locked_folder log_limiter offload_process own_hosts processes readiness ticks",
-        "containment process_memory processors",
+        "archives containment process_memory processors",
         "limits loop_lag memory_ledger offload",
         "role_life",
     ),

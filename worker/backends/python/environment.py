@@ -30,6 +30,7 @@ from typing import NamedTuple
 import msgpack
 
 from weir.repository.paths import MAX_REQUIREMENTS_BYTES, read_small_file
+from weir.runtime.archives import unpack_tar
 from weir.runtime.child_processes import run_in_group
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, internal, invalid
@@ -151,8 +152,7 @@ class EnvironmentCache:
         def unpack(folder: Path) -> None:
             logger.info("unpacking the Python environment %s", archive)
             try:
-                with tarfile.open(archive) as tar:
-                    tar.extractall(folder, filter="data")
+                unpack_tar(archive, folder)
             except (tarfile.TarError, EOFError, OSError, ValueError) as error:
                 raise internal(f"failed to unpack the Python environment '{archive}': {error}") from error
 
