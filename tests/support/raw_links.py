@@ -32,10 +32,11 @@ class RawEnd:
         return subject.decode(), data
 
     async def is_closed(self) -> bool:
-        """Waits for the end of the connection; false if there is a frame before."""
+        """Waits for the end of the connection, and closes this end too; false if there is a frame before."""
         try:
             await self.frame()
         except (ConnectionError, asyncio.IncompleteReadError):
+            self.writer.close()  # before Python 3.11.4 nothing closes a writer that is forgotten
             return True
         return False
 
