@@ -268,6 +268,12 @@ class OwnershipController:
             self._policy.failed(time.monotonic(), queue)
             return
         self._announce(queue, written)
+        # What is left of an earlier ownership, which another scheduler has ended. A check would compare the new record with
+        # the earlier one, and have the queue acquired twice.
+        self._records.pop(queue, None)
+        earlier = self._service.find(queue)
+        if earlier is not None:
+            self._service.drop(earlier)
         connections = self._bus.connections
         former = await self._service.former_sequences(queue, had_owner=bool(record.epoch))
         acquired = await acquire_live_consumer(self._bus, queue, written.epoch)
@@ -364,6 +370,8 @@ class OwnershipController:
         if mine is None:
             return False
         record = await self._owners.read(queue)
+        if self._records.get(queue) is not mine:
+            return False  # it was acquired again, or handed over, meanwhile
         seen = self._seen_epochs.pop(queue, 0)
         is_mine = record.owner == self._id and record.epoch == mine.epoch
         highest = max(mine.epoch, seen, self._policy.highest_epoch(queue))

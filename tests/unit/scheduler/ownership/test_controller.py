@@ -14,12 +14,14 @@ from weir.bus.kv.queue_owners import QueueOwners
 from weir.bus.kv.registry import RegistryWriter
 from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import Bus, Message
 from weir.bus.nats.embedded_server import EmbeddedNats
-from weir.bus.streams.declarations import ensure_streams
+from weir.bus.streams.declarations import AcquiredQueue, ensure_streams
 from weir.scheduler.ownership import controller as controller_module
+from weir.scheduler.ownership import policy
 from weir.scheduler.ownership.controller import OwnershipController
 from weir.scheduler.service.service import SchedulerService, ServiceOptions
+from weir.schemas.wire.messages import QueueOwner
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 MODELS = [f"m{number}" for number in range(4)]
@@ -173,6 +175,51 @@ async def test_a_lost_record_is_written_again_by_the_owner(cluster: Cluster) -> 
     await eventually(lambda: only.service.lease_gate.is_open)
     assert await cluster.owner(MODELS[0]) == "a"
     assert only.queues == set(MODELS[:1])
+
+
+@pytest.mark.parametrize("is_checked", [True, False])
+async def test_a_queue_that_is_acquired_again_has_one_subscription(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_checked: bool
+) -> None:
+    """Another scheduler has taken the queue and died between two heartbeats; a lease check may run meanwhile."""
+    await cluster.serve(MODELS[:1])
+    only = await cluster.scheduler("a")
+    queue = LiveQueue(MODELS[0])
+    is_acquiring, may_end = asyncio.Event(), asyncio.Event()
+    epochs: list[int] = []
+    acquire = controller_module.acquire_live_consumer
+
+    async def slow(bus: Bus, queue: LiveQueue, epoch: int) -> AcquiredQueue:
+        epochs.append(epoch)
+        is_acquiring.set()
+        await may_end.wait()
+        return await acquire(bus, queue, epoch)
+
+    async def nothing() -> None:
+        pass
+
+    monkeypatch.setattr(controller_module, "acquire_live_consumer", slow)
+    monkeypatch.setattr(only.controller, "_check_consumers", nothing)
+    monkeypatch.setattr(policy, "_RETRY_S", 0.0)
+    taken = await cluster.owners.write(queue, "b", await cluster.owners.read(queue))
+    assert taken is not None
+    announcement = QueueOwner(*queue, "b", taken.epoch).pack()
+    only.controller._on_announcement(Message(subjects.owner_announcement(*queue), "", announcement, ""))
+    only.controller._on_scheduler_lost("b")
+    await is_acquiring.wait()
+    if is_checked:
+        await only.controller._check()
+        only.controller._act()
+        while len(only.controller._tasks_in_progress) > 1 and len(epochs) < 2:
+            await asyncio.sleep(0.01)
+    may_end.set()
+    await eventually(lambda: only.queues == {queue.model} and not only.controller._tasks_in_progress)
+    subscribed = [subject for subject, _ in only.bus._subjects.values()]
+    for subject in (queue.inbox("a"), queue.cancel_subject, queue.drain_subject):
+        assert subscribed.count(subject) == 1, subject
+    owned = only.service.find(queue)
+    assert owned is not None
+    assert owned.epoch == (await cluster.owners.read(queue)).epoch
 
 
 async def test_a_policy_that_raised_is_replaced(cluster: Cluster) -> None:
