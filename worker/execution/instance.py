@@ -30,7 +30,7 @@ from weir.worker.backend_api.interface import (
     ProcessCalls,
 )
 from weir.worker.devices.gpus import CPU_ONLY, GpuMemory, WorkerDevices
-from weir.worker.devices.host_policy import NO_POLICIES, HostPolicies
+from weir.worker.devices.host_policy import NO_POLICIES, UNBOUND, HostPolicies
 from weir.worker.execution.batch_execution import BatchUpdate, InstanceContext, StreamingBatches
 from weir.worker.execution.batch_runner import BatchRunner, StartedBatch
 from weir.worker.execution.batch_tensors import Reshaper
@@ -191,6 +191,7 @@ class ModelInstance:
             self.runs_directly
             and self._may_overlap
             and device.kind == "KIND_CPU"
+            and device.host_policy == UNBOUND  # which the instance's thread has, and the event loop has not
             and getattr(loaded, "runs_in_any_thread", False)
         )
         self._pace = Pace()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -17,6 +18,7 @@ from weir.schemas.core.tensors import Tensor
 from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
+from weir.worker.devices.host_policy import UNBOUND, HostPolicy
 from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import FAST_BATCHES, FAST_US, InstanceSpec, ModelEnvironment, ModelInstance, Pace
 from weir.worker.execution.running_batch import RunningBatch
@@ -33,7 +35,7 @@ CONFIG = {
 class Model:
     """An instance whose executions take `takes_s`, and the threads that they ran in."""
 
-    def __init__(self, runs_in_any_thread: bool = True, **config: object) -> None:
+    def __init__(self, runs_in_any_thread: bool = True, host_policy: HostPolicy = UNBOUND, **config: object) -> None:
         self.threads: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.published: queue.SimpleQueue[BatchUpdate] = queue.SimpleQueue()
         self.takes_s = 0.0
@@ -61,7 +63,7 @@ class Model:
         self.instance = ModelInstance(
             loaded,
             version,
-            InstanceSpec(InstanceDevice("KIND_CPU", 0, "m_0"), "test"),
+            InstanceSpec(InstanceDevice("KIND_CPU", 0, "m_0", host_policy), "test"),
             ModelStatistics(),
             ModelEnvironment(arena_prefix="test", on_update=self.published.put),
         )
@@ -139,6 +141,13 @@ def test_models_with_more_than_one_response_or_state_never_do(config: dict[str, 
 def test_neither_do_those_of_backends_that_do_not_allow_it() -> None:
     model = Model(runs_in_any_thread=False)
     assert not any(model.runs_here() for _ in range(FAST_BATCHES + 2))
+    model.instance.stop()
+
+
+def test_neither_do_those_whose_cores_or_memory_a_host_policy_sets() -> None:
+    """The event loop is not bound to them."""
+    model = Model(host_policy=HostPolicy(frozenset({min(os.sched_getaffinity(0))})))
+    assert model.instance._instance is None
     model.instance.stop()
 
 
