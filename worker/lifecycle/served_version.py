@@ -92,20 +92,23 @@ class ServedVersion:
         self._predecessor = predecessor
         states = StateDeclarations(model.config, model.model_directory)
         gpus = used_gpus(planned_instances(model.config, environment.devices))
-        with environment.gpu_memory.loading(model.name, gpus) as allocated:
-            if predecessor is None:
-                self.statistics = ModelStatistics(latencies=observer_for(model.config, environment.metrics))
-                if states.checkpoint_every and environment.checkpoints is not None:
-                    environment.checkpoints.prepare()
-                self._shared = SharedModel(backend.load(model))
-            else:
-                self.statistics = predecessor.statistics
-                self._shared = predecessor._shared.hold()
-            loaded = self._shared.loaded
-            if isinstance(loaded, EnsembleModel):
-                self.instances.append(self._coordinator(loaded, environment))
-            else:
-                self._start_instances(loaded, environment, states)
+        with contextlib.ExitStack() as on_failure:
+            with environment.gpu_memory.loading(model.name, gpus) as allocated:
+                if predecessor is None:
+                    self.statistics = ModelStatistics(latencies=observer_for(model.config, environment.metrics))
+                    if states.checkpoint_every and environment.checkpoints is not None:
+                        environment.checkpoints.prepare()
+                    self._shared = SharedModel(backend.load(model))
+                else:
+                    self.statistics = predecessor.statistics
+                    self._shared = predecessor._shared.hold()
+                on_failure.callback(self.unload)
+                loaded = self._shared.loaded
+                if isinstance(loaded, EnsembleModel):
+                    self.instances.append(self._coordinator(loaded, environment))
+                else:
+                    self._start_instances(loaded, environment, states)
+            on_failure.pop_all()
         self.statistics.add_memory(allocated)
         self._load_duration_s = time.monotonic() - start_s
 
@@ -140,7 +143,6 @@ class ServedVersion:
                 # Instances that are starting can't be stopped before they have started; errors no longer matter.
                 with contextlib.suppress(WeirError):
                     self._finish_start(starting)
-            self.unload()
             raise
         active = [running for running in self._running if not running.planned.group.passive]
         self.instances += [running.instance for running in active]

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.errors import WeirError, invalid, unavailable
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.wire.registry import MAX_INSTANCES
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
+from weir.worker.devices.gpus import GpuMemory, WorkerDevices
 from weir.worker.devices.host_policy import HostPolicies
 from weir.worker.execution.instance import ModelEnvironment
 from weir.worker.execution.rate_limiter import rate_limiter_permits
@@ -33,6 +34,13 @@ class Backend:
         self.closing = threading.Barrier(1)
         self.starts_in_parallel = False
         self.creating = threading.Barrier(1)
+        self.free_bytes: list[int] = []
+
+    def read_memory(self, gpu: int) -> tuple[int, int]:
+        """Raises once no reading is left, as on a GPU that can't be used any more."""
+        if not self.free_bytes:
+            raise unavailable(f"GPU {gpu} can't be used: cudaErrorLaunchFailure")
+        return self.free_bytes.pop(0), 100
 
     def load(self, model: ModelVersion) -> LoadedModel:
         self.loads += 1
@@ -90,6 +98,8 @@ def update(backend: Backend) -> Update:
             on_update=lambda finished: None,
             permits=rate_limiter_permits("execution_count", ()),
             host_policies=HostPolicies(["odd,cpu-cores=x"]),
+            devices=WorkerDevices.of([0], None),
+            gpu_memory=GpuMemory(read=backend.read_memory),
         )
         made = ServedVersion(backend, ModelVersion("m", 1, Path(), config), environment, next(loads), before)
         if takes_over:
@@ -158,6 +168,17 @@ def test_instances_with_other_settings_are_replaced(update: Update, backend: Bac
     assert backend.living == ["g_0"]
     after.unload()
     assert (backend.loads, backend.unloads) == (1, 1)
+
+
+def test_a_gpu_that_fails_after_the_load_leaves_nothing_loaded(update: Update, backend: Backend) -> None:
+    backend.free_bytes = [90]
+    with pytest.raises(WeirError, match="GPU 0 can't be used"):
+        update([{"kind": "KIND_GPU", "gpus": [0], "count": 2}])
+    assert (backend.living, backend.loads, backend.unloads) == ([], 1, 1)
+    backend.free_bytes = [90, 50]
+    served = update([{"kind": "KIND_GPU", "gpus": [0], "count": 2}])
+    assert len(backend.living) == 2
+    served.unload()
 
 
 def test_a_version_serves_on_after_a_failed_update(update: Update, backend: Backend) -> None:
