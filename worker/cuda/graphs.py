@@ -17,7 +17,7 @@ from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.tensors import BY_CONFIG_NAME
 from weir.worker.backend_api.interface import DeviceLost, DeviceRunner, DeviceTensor
 from weir.worker.cuda.buffers import allocate_tensors, size_of
-from weir.worker.cuda.runtime import check_cuda, cuda_runtime
+from weir.worker.cuda.runtime import check_cuda, cuda_runtime, free_on
 from weir.worker.cuda.stream import CudaStream, InstanceStreams
 from weir.worker.execution.batch_tensors import InputPieces
 from weir.worker.execution.sequences import control_datatypes
@@ -79,7 +79,7 @@ class RunGraph:
 
     def __del__(self) -> None:
         if self._executable is not None:
-            self._runtime.cudaGraphExecDestroy(self._executable)
+            free_on(self._stream.device_id, self._runtime.cudaGraphExecDestroy, self._executable)
         if self._own_runner is not None:
             self._own_runner.close()
 

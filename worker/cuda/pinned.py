@@ -6,7 +6,6 @@ use it. Beyond the limit, buffers are ordinary memory: copies are slower, and th
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import threading
@@ -15,9 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from weir.schemas.core.errors import WeirError
-from weir.worker.backend_api.interface import DeviceLost
-from weir.worker.cuda.runtime import cuda_runtime, current_gpu, raise_cuda, selected_gpu
+from weir.worker.cuda.runtime import cuda_runtime, current_gpu, free_on, raise_cuda
 
 logger = logging.getLogger("weir.worker")
 
@@ -97,9 +94,7 @@ def _pinned(size_bytes: int, pinned: PinnedMemory) -> Any:
 
 
 def _free(runtime: Any, address: int, gpu: int, size_bytes: int, pinned: PinnedMemory) -> None:
-    # In a thread that has selected no GPU, CUDA would create a context on the first one.
-    with contextlib.suppress(WeirError, DeviceLost), selected_gpu(gpu) if gpu >= 0 else contextlib.nullcontext():
-        runtime.cudaFreeHost(address)
+    free_on(gpu, runtime.cudaFreeHost, address)
     pinned.release(size_bytes)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from weir.schemas.core.errors import internal, unavailable
+from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.worker.backend_api.interface import DeviceLost
 
 STICKY = frozenset(
@@ -86,6 +86,19 @@ def select_gpu(device_id: int) -> None:
     """
     check_cuda(cuda_runtime().cudaSetDevice(device_id), f"selecting GPU {device_id}")
     _selection.gpu = device_id
+
+
+def free_on(device_id: int, free: Callable[..., object], *arguments: object) -> None:
+    """Calls what frees a resource of a GPU (-1: of the one that is current), in whichever thread drops it last.
+
+    In a thread that has selected no GPU, CUDA would create a context on the first one. On a lost GPU nothing can be freed.
+    """
+    with contextlib.suppress(WeirError, DeviceLost):
+        if device_id in (-1, _selection.gpu):
+            free(*arguments)
+        else:
+            with selected_gpu(device_id):
+                free(*arguments)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from weir.schemas.core.errors import unavailable
-from weir.worker.cuda.runtime import check_cuda, cuda_runtime, raise_cuda, select_gpu
+from weir.worker.cuda.runtime import check_cuda, cuda_runtime, current_gpu, free_on, raise_cuda, select_gpu
 
 _KEEP_EVERYTHING = 2**64 - 1
 
@@ -114,7 +114,7 @@ class CudaStream:
 
     def __del__(self) -> None:
         if self.handle:
-            self._runtime.cudaStreamDestroy(self.handle)
+            free_on(self.device_id, self._runtime.cudaStreamDestroy, self.handle)
 
 
 class DeviceBuffer:
@@ -142,7 +142,7 @@ class DeviceBuffer:
 
     def __del__(self) -> None:
         if self.pointer:
-            self._stream.free(self.pointer)
+            free_on(self._stream.device_id, self._stream.free, self.pointer)
 
 
 class CudaEvent:
@@ -150,6 +150,7 @@ class CudaEvent:
 
     def __init__(self, spins: bool = False) -> None:
         self.handle = 0
+        self._gpu = current_gpu()
         self._runtime = runtime = cuda_runtime()
         flags = runtime.cudaEventDefault if spins else runtime.cudaEventBlockingSync
         self.handle = int(check_cuda(runtime.cudaEventCreateWithFlags(flags), "creating an event"))
@@ -169,7 +170,7 @@ class CudaEvent:
 
     def __del__(self) -> None:
         if self.handle:
-            self._runtime.cudaEventDestroy(self.handle)
+            free_on(self._gpu, self._runtime.cudaEventDestroy, self.handle)
 
 
 class InstanceStreams:
