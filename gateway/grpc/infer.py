@@ -211,10 +211,10 @@ class InferSubmitter:
         if sampling:
             now_ns = time.time_ns()
             request.arrival = ("GRPC_WAITREAD_START", now_ns), ("GRPC_WAITREAD_END", now_ns)
-        request.traffic_key = _traffic_key(call, served)
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
-        pending = self._inference.submit(request, partial(on_response, served, request), sampling=sampling)
+        then, key = partial(on_response, served, request), _traffic_key(call, served)
+        pending = self._inference.submit(request, then, sampling=sampling, traffic_key=key)
         if isinstance(decoded.data, bytes) and not head.forwarded and not self._inference.caches(served):
             self._prepared.keep(request, served, decoded.data, decoded.raw_contents)
         return pending

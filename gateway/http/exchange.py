@@ -434,12 +434,11 @@ class InferExchange:
         if sampling:
             now_ns = time.time_ns()
             request.arrival = ("HTTP_RECV_START", self._received_ns or now_ns), ("HTTP_RECV_END", now_ns)
-        if self._sticky:
-            request.traffic_key = self._traffic_key(self._context.catalog.resolve(self._model, self._version))
         if self._raw_headers is not None:
             forwarded = self._context.access.http_parameters(self._raw_headers)
             request.parameters = add_parameters(request.parameters, forwarded)
-        self._pending = self._context.inference.submit(request, self._on_response, self._slot, sampling)
+        key = self._traffic_key(self._context.catalog.resolve(self._model, self._version)) if self._sticky else ""
+        self._pending = self._context.inference.submit(request, self._on_response, self._slot, sampling, key)
         self._slot = None
         return request
 

@@ -76,11 +76,10 @@ async def _submitted(context: GatewayContext, request: Request) -> GenerateReque
     connection: HttpConnection | None = request.scope.get(CONNECTION_KEY)
     if connection is not None and connection.raw_headers is not None:
         parsed.parameters = add_parameters(parsed.parameters, context.access.http_parameters(connection.raw_headers))
-    if served.split is not None and served.split.rule.header:
-        parsed.traffic_key = request.headers.get(served.split.rule.header, "")
+    key = "" if served.split is None else request.headers.get(served.split.rule.header, "")
     on_overflow = connection.abort if connection is not None else None
     generate_request = GenerateRequest(context.inference, on_overflow, request.scope.get(MEMORY_KEY), context.offload)
-    generate_request.start(parsed)
+    generate_request.start(parsed, key)
     return generate_request
 
 
@@ -198,9 +197,9 @@ class GenerateRequest:
         self._is_over = False
         self._wakeup = asyncio.Event()
 
-    def start(self, request: InferRequest) -> None:
-        """Submits the request. Raises WeirError if it is rejected."""
-        self._pending = self._inference.submit(request, self._on_response)
+    def start(self, request: InferRequest, traffic_key: str = "") -> None:
+        """Submits the request, as `RequestDispatcher.submit` describes. Raises WeirError if it is rejected."""
+        self._pending = self._inference.submit(request, self._on_response, traffic_key=traffic_key)
 
     async def next(self) -> GenerateEvent | None:
         """The next response; None when there are no more."""

@@ -171,10 +171,9 @@ class NatsFrontend:
     ) -> None:
         context = self._context
         read_headers(headers, context.limits).apply(request)
-        if served.split is not None:
-            request.traffic_key = headers.get(served.split.rule.header, "")
+        key = "" if served.split is None else headers.get(served.split.rule.header, "")
         call.begin(request, served, requested_window(headers))
-        pending = context.inference.submit(request, call.on_response)
+        pending = context.inference.submit(request, call.on_response, traffic_key=key)
         call.cancel = partial(context.inference.cancel, pending)
 
     def _on_flow(self, message: Message) -> None:

@@ -52,8 +52,7 @@ class InferRequest(msgspec.Struct, eq=False):
     later those of the request's own trace, if it is traced. `arrival` holds two of Triton's timestamps for a trace, each
     (name, unix nanoseconds). After `deadline_ms` (unix time, 0 for none) the response is dropped. `regions` names the
     shared-memory regions that its tensors lie in. `wants_timestamps` asks the worker to report when the request passed each
-    stage, as it does for traced requests anyway. `lane` sets its urgency. Requests with an equal `traffic_key` that name no
-    version run on the same version while the model's traffic rule stays (`weir.calls.traffic`); "" for none.
+    stage, as it does for traced requests anyway. `lane` sets its urgency.
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
@@ -78,7 +77,6 @@ class InferRequest(msgspec.Struct, eq=False):
     wants_timestamps: bool = False
     regions: tuple[str, ...] = ()
     lane: Lane = Lane.LIVE
-    traffic_key: str = ""
     batch_size: int = 1
     shape_key: str = ""
 

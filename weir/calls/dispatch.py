@@ -240,18 +240,20 @@ class RequestDispatcher:
         on_response: OnResponse,
         body_slot: Slot | None = None,
         sampling: Sampling | None = None,
+        traffic_key: str = "",
     ) -> PendingRequest:
         """Publishes the request; `on_response` is called later, from the event loop, with each response.
 
         `body_slot` is the payload slot that holds the request's tensors, if any; it belongs to the request from now on.
-        `sampling` is the result of `tracing.samples`, if the frontend has called it. Raises WeirError for a request
-        that is rejected here: then nothing was sent, and `body_slot` still belongs to the caller.
+        `sampling` is the result of `tracing.samples`, if the frontend has called it. Requests with an equal
+        `traffic_key` that name no version run on the same version while the model's traffic rule stays. Raises WeirError
+        for a request that is rejected here: then nothing was sent, and `body_slot` still belongs to the caller.
         """
         model = self._catalog.resolve(request.model_name, request.model_version)
         self._in_flight.check_room()
         if model.split is not None:
             model.normalizer.normalize(request)
-            request, on_response = self._route(model.split, request, on_response)
+            request, on_response = self._route(model.split, request, on_response, traffic_key)
         if self.backpressure.active and not self.caches(model):
             self.backpressure.check(time.monotonic(), model.queue, request)
         if model.split is None:
@@ -399,16 +401,14 @@ class RequestDispatcher:
             self._copied_bytes -= size_bytes
 
     def _route(
-        self, split: TrafficSplit, request: InferRequest, on_response: OnResponse, traffic_key: str = ""
+        self, split: TrafficSplit, request: InferRequest, on_response: OnResponse, traffic_key: str
     ) -> tuple[InferRequest, OnResponse]:
         """The request with its version, and the `on_response` that also counts what becomes of it.
 
         The caller's request stays without a version: it may become a template.
         """
         request = copy(request)
-        if traffic_key:
-            request.traffic_key = traffic_key
-        arm = split.route(request)
+        arm = split.route(request, traffic_key)
         return request, partial(_count, split, request, arm, time.monotonic_ns(), on_response)
 
     def _accept(  # noqa: PLR0913 - runs for every request: an object for its arguments would cost as much

@@ -154,6 +154,25 @@ def test_a_user_stays_on_one_version_over_every_protocol(server: Server) -> None
             assert answered_by(server, 3, {"X-User": user}) == {"2": 3}
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_requests_without_the_header_are_split_behind_an_equal_one_of_a_user(server: Server, protocol: str) -> None:
+    split(server, "header:x-user", v1=90, v2=10)
+    inputs: Any = http_inputs({"IN": IN}) if protocol == "http" else grpc_inputs({"IN": IN})
+    with server.http() if protocol == "http" else server.grpc() as client:
+
+        def version_for(user: str = "", **more: Any) -> str:
+            headers = {"x-user": user} if user else None
+            response = client.infer("versions", inputs, headers=headers, **more).get_response()
+            return str(response["model_version"] if protocol == "http" else response.model_version)
+
+        # The user is found with other parameters: the gateway must not have seen an equal request of anyone.
+        users = (str(number) for number in range(500))
+        user = next(user for user in users if version_for(user, parameters={"search": user}) == "2")
+        assert version_for(user) == "2"
+        found = Counter(version_for() for _ in range(REQUESTS))
+    assert abs(found["2"] - REQUESTS / 10) <= 2
+
+
 def test_a_user_stays_on_one_version_with_asynchronous_requests(server: Server) -> None:
     split(server, "header:x-user", v1=50, v2=50)
     body, url = infer_body({"IN": IN}), f"http://{server.http_place}"

@@ -165,7 +165,7 @@ class Model:
     def caches(self, _served: ServedModel) -> bool:
         return False
 
-    def submit(self, request: InferRequest, on_response: OnAnswer) -> Any:
+    def submit(self, request: InferRequest, on_response: OnAnswer, traffic_key: str = "") -> Any:
         SERVED.normalizer.normalize(request)
         self._keys += 1
         key = self._keys

@@ -108,7 +108,9 @@ class Calculator:
         self.cancelled: list[InferRequest] = []
         self.held: list[Callable[[], None]] = []
 
-    def submit(self, request: InferRequest, on_response: OnResponse, sampling: int | None = None) -> InferRequest:
+    def submit(
+        self, request: InferRequest, on_response: OnResponse, sampling: int | None = None, traffic_key: str = ""
+    ) -> InferRequest:
         if request.model_name == "failing" and not isinstance(self.failure, WeirError):
             raise self.failure
         MODELS[request.model_name].normalizer.normalize(request)

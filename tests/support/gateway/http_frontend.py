@@ -49,7 +49,14 @@ class FakeInference:
         self.submitted: asyncio.Queue[tuple[InferRequest, OnResponse]] = asyncio.Queue()
         self.cancelled = asyncio.Event()
 
-    def submit(self, request: InferRequest, on_response: OnResponse, _slot: Any = None, _traced: Any = None) -> object:
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnResponse,
+        _slot: Any = None,
+        _traced: Any = None,
+        traffic_key: str = "",
+    ) -> object:
         self.submitted.put_nowait((request, on_response))
         return SimpleNamespace(request=request, model=OneModel().resolve("m", ""))
 

@@ -82,10 +82,11 @@ class TrafficSplit:
         total = sum(self.arms.values())
         return {version: self.arms.get(version, 0.0) / total if total else 0.0 for version in self.rule.weights}
 
-    def route(self, request: InferRequest) -> str:
+    def route(self, request: InferRequest, key: str = "") -> str:
         """Sets the version of `request` unless its caller has named one; returns how the version was chosen.
 
-        Raises WeirError (UNAVAILABLE) while no version with a weight is ready.
+        `key` is the value of the rule's header, "" without one. Raises WeirError (UNAVAILABLE) while no version with a
+        weight is ready.
         """
         if request.model_version:
             return NAMED
@@ -99,7 +100,6 @@ class TrafficSplit:
                 f"{listed}",
                 Reason.NOT_READY,
             )
-        key = request.traffic_key
         if sequence:
             key = f"\0{sequence}"
         elif not key and self.rule.parameter and request.parameters:

@@ -154,8 +154,8 @@ class RequestRunner:
         assert asked is not None  # noqa: S101 - it was read
         inference = self._context.inference
         asked.deadline_ms = _deadline_ms(request, now_ms)
-        asked.traffic_key = _traffic_key(request, served)
-        request.pending = inference.submit(asked, partial(self._on_response, request))
+        on_response = partial(self._on_response, request)
+        request.pending = inference.submit(asked, on_response, traffic_key=_traffic_key(request, served))
         length = request.headers.template_length
         if length and not inference.caches(served):
             self._templates.keep(asked, request.body, length)

@@ -180,8 +180,9 @@ class ItemRunner:
             return 0
         try:
             request = request_for(self._spec, item, item.inputs)
-            request.traffic_key = f"job {self._spec.output}"  # one version for the whole job
-            self._pending[number] = self._inference.submit(request, partial(self._on_response, number))
+            key = f"job {self._spec.output}"  # one version for the whole job
+            on_response = partial(self._on_response, number)
+            self._pending[number] = self._inference.submit(request, on_response, traffic_key=key)
         except WeirError as error:
             if rejection_kind(error) is FailureKind.SERVER:
                 self.note = error.message

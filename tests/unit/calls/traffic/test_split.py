@@ -82,10 +82,10 @@ def test_models_place_the_same_users_differently() -> None:
     assert 4_500 < same < 5_500
 
 
-def version_of(split: TrafficSplit, **fields: object) -> tuple[str, str]:
+def version_of(split: TrafficSplit, key: str = "", **fields: object) -> tuple[str, str]:
     """(version, arm)"""
     request = InferRequest("m", **fields)  # type: ignore[arg-type]
-    arm = split.route(request)
+    arm = split.route(request, key)
     return request.model_version, arm
 
 
@@ -100,7 +100,7 @@ def test_a_request_gets_a_version_by_weight() -> None:
 def test_the_header_keeps_a_user_on_one_version() -> None:
     split = split_of({1: 50, 2: 50}, sticky="header:x-user")
     for user in USERS[:20]:
-        found = {version_of(split, traffic_key=user) for _ in range(10)}
+        found = {version_of(split, user) for _ in range(10)}
         assert found == {(str(split.version_of(user)), STICKY)}
 
 

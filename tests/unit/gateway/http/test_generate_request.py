@@ -25,7 +25,7 @@ class FakeInference:
         self.cancelled = 0
         self.answer: OnResponse = lambda _outcome, _is_final: None
 
-    def submit(self, _request: InferRequest, on_response: OnResponse) -> Any:
+    def submit(self, _request: InferRequest, on_response: OnResponse, traffic_key: str) -> Any:
         self.answer = on_response
         return object()
 

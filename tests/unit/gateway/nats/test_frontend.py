@@ -58,7 +58,7 @@ class Inference:
         self.submitted: list[tuple[InferRequest, Callable[..., None]]] = []
         self.cancelled: list[object] = []
 
-    def submit(self, request: InferRequest, on_response: Callable[..., None]) -> InferRequest:
+    def submit(self, request: InferRequest, on_response: Callable[..., None], traffic_key: str) -> InferRequest:
         self.submitted.append((request, on_response))
         return request
 

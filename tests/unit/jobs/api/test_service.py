@@ -35,7 +35,7 @@ class Model:
         self._faulty = faulty
         self.abandoned = 0
 
-    def submit(self, request: InferRequest, on_response: Any) -> Any:
+    def submit(self, request: InferRequest, on_response: Any, traffic_key: str) -> Any:
         is_bad = request.id == str(BAD)
         if is_bad and self._faulty == "submit":
             raise RuntimeError("raised by the test")
