@@ -79,6 +79,7 @@ class InferExchange:
     __slots__ = (
         "_announced",
         "_context",
+        "_expects_continue",
         "_held_bytes",
         "_inflated_bytes",
         "_job",
@@ -123,6 +124,7 @@ class InferExchange:
     ) -> None:
         self._context = context
         self._announced = 0
+        self._expects_continue = False
         self._held_bytes = 0
         self._inflated_bytes = 0
         self._memory = connection.memory
@@ -172,9 +174,10 @@ class InferExchange:
         self.load_format = fields.get(REQUEST_HEADER)
         if self._context.catalog.sticky_headers:
             self._sticky = fields
-        self._admit(length, fields.get(b"expect", b"").lower() == b"100-continue")
+        self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
+        self._admit(length)
 
-    def _admit(self, length: int, expects_continue: bool) -> None:
+    def _admit(self, length: int) -> None:
         """Rejects the request by its head, or plans where its body, of the announced `length`, is received."""
         if length > self._context.limits.input_size:
             self._reject_size(length)
@@ -186,9 +189,7 @@ class InferExchange:
             rejection = self._rejection_for_size(length)
         self._announced = length
         if rejection is not None:
-            self._reject_early(rejection, expects_continue)
-        elif expects_continue:
-            self._transport.write(_CONTINUE)
+            self._reject_early(rejection)
 
     def _plan_slot(self, length: int) -> None:
         header = self.header_length
@@ -232,9 +233,9 @@ class InferExchange:
         if self.is_active and self.keep_alive:  # else at the end of the body: see `start`
             self.respond_error(self.rejection)  # the connection stays open, and drops the rest of the body
 
-    def _reject_early(self, error: WeirError, expects_continue: bool) -> None:
+    def _reject_early(self, error: WeirError) -> None:
         """Answers with this error before the body has arrived: the connection stays open, and drops the body."""
-        if expects_continue:
+        if self._expects_continue:
             self.reject(error)  # the client may or may not send the body now: what follows can't be framed
         self.rejection = error
 
@@ -304,6 +305,8 @@ class InferExchange:
                 self.respond_error(self.rejection)
         elif not self.more_body:
             self._submit()
+        elif self._expects_continue and not self._received:
+            self._transport.write(_CONTINUE)
 
     def complete(self) -> None:
         """The body is complete."""

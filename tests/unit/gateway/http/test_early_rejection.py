@@ -11,7 +11,7 @@ from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
 from weir.gateway.http.connection import MAX_CHUNKS
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import internal, overloaded
-from weir.schemas.core.requests import InferRequest
+from weir.schemas.core.requests import InferRequest, InferResponse
 
 BODY = json.dumps({"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a" * 2000]}]}).encode()
 
@@ -89,6 +89,26 @@ def test_a_client_that_expects_100_continue_is_rejected_and_disconnected() -> No
         writer.write(head_of(f"Content-Length: {len(BODY)}", "Expect: 100-continue"))
         assert (await refusal(reader))["connection"] == "close"
         assert await reader.read() == b""
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_pipelined_client_is_asked_for_its_body_only_behind_the_response_before() -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", frontend.port)
+        stream = head_of("Content-Length: 12", path="/v2/models/m/generate_stream") + b'{"text":"a"}'
+        writer.write(stream + head_of(f"Content-Length: {len(BODY)}", "Expect: 100-continue"))
+        _, answer = await frontend.next_request()
+        answer(InferResponse("m", "1"), False)
+        status, headers = await head(reader)
+        assert (status, headers.get("transfer-encoding")) == (200, "chunked")
+        answer(None, True)
+        assert b"HTTP/1.1" not in await reader.readuntil(b"\r\n0\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(BODY)
+        (await frontend.next_request())[1](internal("second"), True)
+        assert (await head(reader))[0] == 500
         writer.close()
 
     run(scenario)
