@@ -32,31 +32,28 @@ _RETURN_BYTES = 64 << 20  # freed since the last check; less is soon used again
 
 
 class StallDetector:
-    """Watches one direction of one connection. Any object, compared by identity, identifies a transfer."""
+    """Watches one transfer at a time: call `reset` where another one begins."""
 
-    __slots__ = ("_bytes", "_since_s", "_transfer")
+    __slots__ = ("_bytes", "_since_s")
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._since_s = 0.0
-        self._transfer = 0
+        self._since_s: float | None = None
 
-    def is_stalled(
-        self, now_s: float, transfer: object, transferred_bytes: int, period_s: float = STALL_PERIOD_S
-    ) -> bool:
+    def is_stalled(self, now_s: float, transferred_bytes: int, period_s: float = STALL_PERIOD_S) -> bool:
         """Whether fewer than `MIN_PROGRESS_BYTES` were transferred in the last `period_s`.
 
         `transferred_bytes` is the total so far.
         """
         gained_bytes = transferred_bytes - self._bytes
-        if id(transfer) != self._transfer or not 0 <= gained_bytes < MIN_PROGRESS_BYTES:
-            self._transfer, self._bytes, self._since_s = id(transfer), transferred_bytes, now_s
+        if self._since_s is None or not 0 <= gained_bytes < MIN_PROGRESS_BYTES:
+            self._bytes, self._since_s = transferred_bytes, now_s
             return False
         return now_s - self._since_s >= period_s
 
     def reset(self) -> None:
         """Forgets the transfer: nothing is being transferred now."""
-        self._transfer = 0
+        self._since_s = None
 
 
 class MonitoredConnection(Protocol):

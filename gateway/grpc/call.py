@@ -131,7 +131,7 @@ class GrpcCall:
             return
         if self._arrival is None:
             self._arrival = StallDetector()
-        if self._arrival.is_stalled(now_s, self, self._reader.filled_bytes):
+        if self._arrival.is_stalled(now_s, self._reader.filled_bytes):
             self.fail(CallError.of(StalledRequestError()))
 
     @property

@@ -132,6 +132,7 @@ class HttpConnection(asyncio.Protocol):
         self._chunks = 0
         self._passed_over_bytes = 0
         self._arrival = StallDetector()
+        self._arriving: HttpExchange | None = None  # the request whose body `_arrival` watches
         self._reading = StallDetector()
         self._is_read_paused = False
         self.is_write_paused = False
@@ -333,7 +334,11 @@ class HttpConnection(asyncio.Protocol):
 
         The parser reports a header only once it is complete, so an endless one is bounded here.
         """
-        self._arrived_head_bytes += size if self._arrived_head_bytes else max(1, self._head_bytes)
+        if self._arrived_head_bytes:
+            self._arrived_head_bytes += size
+        else:
+            self._arrived_head_bytes = max(1, self._head_bytes)
+            self._arrival.reset()
         if self._arrived_head_bytes > MAX_HEAD_BYTES:
             self._reject_framing(_malformed(str(HeadTooLarge())))
             return
@@ -498,7 +503,7 @@ class HttpConnection(asyncio.Protocol):
         if self.transport.is_closing() or self.is_write_paused:
             unsent_bytes = self.transport.get_write_buffer_size()
             period_s = STALL_PERIOD_S if self._limits.ledger.is_short else UNREAD_PERIOD_S
-            if unsent_bytes and self._reading.is_stalled(now_s, self, -unsent_bytes, period_s):
+            if unsent_bytes and self._reading.is_stalled(now_s, -unsent_bytes, period_s):
                 self.transport.abort()
             return
         self._reading.reset()
@@ -506,11 +511,14 @@ class HttpConnection(asyncio.Protocol):
         if self._is_read_paused or self._is_rejecting:
             self._arrival.reset()
         elif self._is_in_head:
-            if self._arrival.is_stalled(now_s, self, self._arrived_head_bytes):
+            if self._arrival.is_stalled(now_s, self._arrived_head_bytes):
                 self._is_rejecting = True
                 self.write_and_close(StalledRequestError())
         elif latest is not None and not latest.response_complete and latest.more_body:
-            if self._arrival.is_stalled(now_s, latest, latest.received_bytes):
+            if latest is not self._arriving:
+                self._arriving = latest
+                self._arrival.reset()
+            if self._arrival.is_stalled(now_s, latest.received_bytes):
                 self.reject(StalledRequestError())
         else:
             self._arrival.reset()

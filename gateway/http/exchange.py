@@ -248,19 +248,22 @@ class InferExchange:
         self.reject(too_large(kind, length, limit))
 
     def reject(self, error: WeirError, lingers: bool = False) -> None:
-        """Answers with this error when it is the request's turn; the connection ends, because the body is not read."""
+        """Answers with this error, or with that of an earlier rejection, when it is the request's turn.
+
+        The connection ends, because the body is not read.
+        """
         self._release()
         self.body = b""
         self.keep_alive = self.more_body = False
-        self.rejection = error
+        self.rejection = self.rejection or error
         if self.is_active:
-            self.respond_error(error)
+            self.respond_error(self.rejection)
 
     def receive(self, data: bytes) -> None:
         """Takes the next piece of the body."""
-        if self.rejection is not None:
-            return
         self._received += len(data)
+        if self.rejection is not None:
+            return  # it is answered at the end of the body
         if self._received > self._context.limits.input_size:
             self._reject_size(self._received)
             return

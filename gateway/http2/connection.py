@@ -154,7 +154,7 @@ class Connection:
         """Ends the streams whose client has stopped sending the request, or reading the response."""
         if self._block is None:
             self._block_progress.reset()
-        elif self._block_progress.is_stalled(now_s, self, len(self._block)):
+        elif self._block_progress.is_stalled(now_s, len(self._block)):
             self.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "a header block stopped arriving")
         for stream in list(self.streams.values()):
             stream.check_progress(now_s, unread_period_s)
@@ -222,6 +222,7 @@ class Connection:
         else:
             self._charge_block(len(payload))
             self._block = bytearray(payload)
+            self._block_progress.reset()
             self._block_stream_id = stream_id
             self._block_flags = flags
 

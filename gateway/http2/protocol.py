@@ -97,7 +97,7 @@ class Http2Protocol(asyncio.Protocol):
         unsent_bytes = self._transport.get_write_buffer_size()
         if not unsent_bytes:
             self._reading.reset()
-        elif self._reading.is_stalled(now_s, self, -unsent_bytes, period_s):
+        elif self._reading.is_stalled(now_s, -unsent_bytes, period_s):
             self.abort()
             return
         self.connection.check_progress(now_s, period_s)

@@ -228,7 +228,7 @@ class Stream:
             return
         if self._progress is None:
             self._progress = StallDetector()
-        if self._progress.is_stalled(now_s, self, self._sent_waiting_bytes, unread_period_s):
+        if self._progress.is_stalled(now_s, self._sent_waiting_bytes, unread_period_s):
             self.reset(Http2ErrorCode.ENHANCE_YOUR_CALM)
 
     def reset(self, code: Http2ErrorCode) -> None:

@@ -16,7 +16,7 @@ from weir.gateway.connection_memory import principal_of
 from weir.gateway.http.connection import MAX_HEAD_BYTES
 from weir.gateway.http.exchange import SLOT_AFTER_BYTES
 from weir.gateway.metrics.weir import memory_families, refusal_family
-from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S
+from weir.gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import internal
@@ -25,6 +25,8 @@ from weir.schemas.core.tensors import Tensor
 from weir.schemas.wire.statistics import DispatchCounters
 
 LARGE = 200_000
+PIECE = b"a" * MIN_PROGRESS_BYTES
+CHUNK = b"%x\r\n%b\r\n" % (len(PIECE), PIECE)
 INFER = "/v2/models/m/infer"
 BODY = b'{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["%b"]}]}' % (b"a" * LARGE)
 
@@ -260,6 +262,61 @@ def test_a_request_that_stops_arriving_is_answered_with_408(begun: bytes) -> Non
         assert await answered(frontend, idle[0]) == 500
         for each in (writer, complete[1], idle[1]):
             each.close()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("begun_bytes", [40, len(request(BODY)) - 1000])
+def test_each_request_of_a_connection_has_its_own_time_to_arrive(begun_bytes: int) -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        reader, writer = await opened(frontend)
+        for number in range(5):
+            writer.write(request(BODY)[:begun_bytes])
+            await eventually(lambda: frontend.ledger.total_bytes)
+            frontend.check_progress(1000.0 + number * STALL_PERIOD_S)
+            writer.write(request(BODY)[begun_bytes:])
+            assert await answered(frontend, reader) == 500
+            writer.write(request(BODY))  # what follows may lie where the one before this lay
+            assert await answered(frontend, reader) == 500
+        writer.close()
+
+    run(scenario)
+
+
+async def rejected(frontend: HttpFrontend) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection with an upload that found no room and is answered at its end."""
+    frontend.ledger.limit_bytes = 1000
+    reader, writer = await opened(frontend)
+    begin = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write(begin.encode() + CHUNK)
+    await eventually(lambda: frontend.ledger.refused)
+    return reader, writer
+
+
+def test_a_rejected_upload_that_stops_arriving_is_answered_with_its_rejection() -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        reader, writer = await rejected(frontend)
+        frontend.check_progress(1000.0)
+        frontend.check_progress(1000.0 + STALL_PERIOD_S)
+        status, headers = await head(reader)
+        assert (status, headers["connection"], headers["retry-after"]) == (503, "close", "1")
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_rejected_upload_that_is_slow_is_answered_at_its_end() -> None:
+    async def scenario(frontend: HttpFrontend) -> None:
+        reader, writer = await rejected(frontend)
+        (connection,) = frontend.listeners.connections("HTTP")
+        for number in range(1, 4):
+            size = number * len(PIECE)
+            await eventually(lambda size=size: connection._latest and connection._latest.received_bytes == size)
+            frontend.check_progress(1000.0 + number * STALL_PERIOD_S)
+            writer.write(CHUNK)
+        writer.write(b"0\r\n\r\n")
+        assert (await head(reader))[0] == 503
+        writer.close()
 
     run(scenario)
 
