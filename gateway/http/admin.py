@@ -12,7 +12,6 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.gateway.admin.metadata import model_metadata, server_metadata
 from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
@@ -21,6 +20,7 @@ from weir.gateway.context import GatewayContext
 from weir.gateway.http.load_request import READ_LOAD, load_parameters, read_parameters
 from weir.gateway.http.routing import (
     MODEL_PATHS,
+    Route,
     author_of,
     error_response,
     get,

@@ -11,7 +11,6 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.gateway.context import GatewayContext
@@ -26,7 +25,7 @@ from weir.gateway.http.async_requests import job_routes
 from weir.gateway.http.batch_jobs import batch_job_routes
 from weir.gateway.http.generate import generate_routes
 from weir.gateway.http.openapi.routes import openapi_routes
-from weir.gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
+from weir.gateway.http.routing import MODEL_PATHS, Route, error_response, weir_error_response
 from weir.gateway.http.traffic import history_routes, traffic_routes
 from weir.schemas.core.errors import WeirError
 

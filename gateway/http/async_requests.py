@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
 from weir.bus.streams.stored_objects import CorruptObject
 from weir.calls.catalog import ServedModel
@@ -36,6 +35,7 @@ from weir.gateway.http.connection import HttpConnection
 from weir.gateway.http.routing import (
     MODEL_PATHS,
     Handler,
+    Route,
     error_response,
     get,
     json_response,

@@ -8,7 +8,6 @@ request is an `HttpExchange`: here the ASGI application, in subclasses also fast
 from __future__ import annotations
 
 import asyncio
-import urllib.parse
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallD
 from weir.runtime.containment import contained, report
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.names import routed_path
 
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
@@ -239,7 +239,7 @@ class HttpConnection(asyncio.Protocol):
             "scheme": "http",
             "root_path": "",
             "method": self.parser.get_method().decode("ascii"),
-            "path": urllib.parse.unquote(path) if "%" in path else path,
+            "path": routed_path(path),
             "raw_path": raw_path,
             "query_string": url.query or b"",
             "headers": self.headers,

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from weir.calls.dispatch import RequestDispatcher
@@ -26,7 +25,7 @@ from weir.gateway.connection_memory import MEMORY_KEY, RequestMemory
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.asgi import CONNECTION_KEY
 from weir.gateway.http.connection import HttpConnection
-from weir.gateway.http.routing import MODEL_PATHS, model_and_version, post
+from weir.gateway.http.routing import MODEL_PATHS, Route, model_and_version, post
 from weir.runtime.offload import OFF_LOOP_BYTES, Offload
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.requests import InferRequest, InferResponse

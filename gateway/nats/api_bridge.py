@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import urllib.parse
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from weir.gateway.nats.frontend import PRINCIPAL
 from weir.runtime.containment import contained, report
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
+from weir.schemas.core.names import routed_path
 from weir.schemas.kserve.response import error_body
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.gateway_api import ApiRequest, ApiResponse
@@ -148,7 +148,7 @@ class _BusExchange:
             "scheme": "http",
             "root_path": "",
             "method": request.method,
-            "path": urllib.parse.unquote(raw_path),
+            "path": routed_path(raw_path),
             "raw_path": raw_path.encode(),
             "query_string": query.encode(),
             "headers": headers,

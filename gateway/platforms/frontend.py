@@ -22,6 +22,7 @@ from weir.gateway.http.exchange import InferExchange
 from weir.gateway.http.protocol import HttpProtocol, infer_route
 from weir.gateway.http.routing import error_response, weir_error_response
 from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.core.names import routed_path
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -166,7 +167,8 @@ class PlatformApp:
                 text = f"{self._platform.service} requests for {scope['method']} {scope['path']} are not served"
                 answer = error_response(400, text)
             else:
-                scope = {**scope, "method": target.method, "path": target.path, "raw_path": quote(target.path).encode()}
+                path = routed_path(target.path)
+                scope = {**scope, "method": target.method, "path": path, "raw_path": quote(path, "/%").encode()}
                 answer = self._metrics if target.path == METRICS_PATH else self._app
         await answer(scope, receive, send)
 

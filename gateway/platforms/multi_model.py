@@ -19,11 +19,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.app import Gatekeeper
-from weir.gateway.http.routing import error_response, json_response, read_short_body
+from weir.gateway.http.routing import Route, error_response, json_response, read_short_body
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
 from weir.schemas.kserve.json_documents import load_json
 from weir.schemas.wire.model_control import RegisteredFolder

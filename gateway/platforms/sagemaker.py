@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from starlette.types import ASGIApp
 
 from weir.calls.catalog import Catalog
 from weir.gateway.platforms.frontend import Headers, Target, default_model, header
 from weir.gateway.platforms.multi_model import TARGET_HEADER, MultiModel, status_of
+from weir.schemas.core.names import model_path
 
 DEFAULT_MODEL = "SAGEMAKER_TRITON_DEFAULT_MODEL_NAME"
 PING_MODE = "SAGEMAKER_TRITON_PING_MODE"
@@ -71,12 +72,12 @@ class SageMaker:
             return Target(method, f"/v2/health/{self._options.ping_mode}")
         if path == "/invocations":
             model = default_model(self._catalog, self._options.model, DEFAULT_MODEL)
-            return Target(method, f"/v2/models/{quote(model)}/{self._options.inference_type}")
+            return Target(method, f"{model_path(model)}/{self._options.inference_type}")
         invoked = _INVOKE.fullmatch(path) if method == "POST" and self._models is not None else None
         if invoked is not None and self._models is not None:
             registered = self._models.model_of(unquote(invoked[1]))
             model = header(headers, _TARGET) or registered
-            return Target(method, f"/v2/models/{quote(model, safe='')}/infer", status_of)
+            return Target(method, f"{model_path(model)}/infer", status_of)
         return None
 
     def application(self, path: str) -> ASGIApp | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from urllib.parse import quote
 
 from weir.calls.catalog import Catalog
 from weir.gateway.platforms.frontend import METRICS_PATH, Headers, Target, default_model, header
 from weir.schemas.core.errors import invalid
+from weir.schemas.core.names import model_path
 
 PREDICT_ROUTE = "AIP_PREDICT_ROUTE"
 HEALTH_ROUTE = "AIP_HEALTH_ROUTE"
@@ -56,7 +56,7 @@ class VertexAi:
         redirect = header(headers, _REDIRECT)
         if redirect is None:
             model = default_model(self._catalog, self._model, "--vertex-ai-default-model")
-            return Target(method, f"/v2/models/{quote(model)}/infer")
+            return Target(method, f"{model_path(model)}/infer")
         if method != "POST":
             return Target(method, _POST_ONLY)
         target = f"/{redirect}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import NamedTuple, Self
+from urllib.parse import quote, unquote
 
 _SEPARATOR = ":" * 2  # not an address to listen at
 
@@ -12,6 +13,8 @@ ADDRESS_PREFIX = "nats://"
 """The prefix of the address of a model repository that lies in NATS."""
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+_STAYS_ENCODED = re.compile("%(?=2[Ff]|25)")
 
 _LISTEN_ADDRESS = re.compile(
     r"(?:\[(?P<bracketed>[^\[\]]+)\]|(?P<name>[^:\[\]]+))(?::(?P<port>[0-9]{1,5}))?|(?P<bare>[^\[\]]*:[^\[\]]*:[^\[\]]*)"
@@ -35,6 +38,20 @@ def plain_name(identity: str) -> str:
 def namespace_of(identity: str) -> str:
     """The namespace that is part of an identity, "" for an identity without one."""
     return identity.rpartition(_SEPARATOR)[0]
+
+
+def model_path(name: str, version: str = "") -> str:
+    """The path in the HTTP API of a model, by its identity or its plain name, or of one of its versions."""
+    path = f"/v2/models/{quote(name, safe='')}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def routed_path(raw_path: str) -> str:
+    """The path by which a request for the percent-encoded `raw_path` is routed: the `path` of its ASGI scope.
+
+    It is decoded except for `%2F` and `%25`, so that a name with a slash stays one segment. Routes decode these.
+    """
+    return unquote(_STAYS_ENCODED.sub("%25", raw_path)) if "%" in raw_path else raw_path
 
 
 def repository_of(address: object) -> str | None:

@@ -13,6 +13,7 @@ from weir.commands.running_server import HttpUrl, LocalDataDir
 from weir.commands.terminal import SectionedCommand
 from weir.errors import StartError
 from weir.options.option import UsageError
+from weir.schemas.core.names import model_path
 
 if TYPE_CHECKING:
     from weir.commands.gateway_client import GatewayClient
@@ -252,7 +253,7 @@ def _path(model: str) -> str:
 def _model_path(model: str) -> str:
     if not model:
         raise StartError("the name of the model is empty")
-    return f"/v2/models/{quote(model, safe='')}"
+    return model_path(model)
 
 
 def _show(shown: dict[str, Any], as_json: bool) -> None:

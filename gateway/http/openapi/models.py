@@ -7,7 +7,6 @@ configuration of models.
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
 import orjson
 
@@ -17,7 +16,7 @@ from weir.gateway.http.openapi.operations import OPERATIONS
 from weir.gateway.http.openapi.schemas import ANY_OBJECT, TEXT, array_of, object_of
 from weir.schemas.config.model_config import ModelConfig, ModelInput, ModelOutput
 from weir.schemas.core.errors import WeirError
-from weir.schemas.core.names import namespace_of
+from weir.schemas.core.names import model_path, namespace_of
 from weir.schemas.core.tensors import BY_CONFIG_NAME
 from weir.schemas.kserve.sample_inputs import declared_inputs, needs_binary_outputs, sample_body, sample_tensors
 
@@ -54,7 +53,7 @@ def model_paths(served: ServedModel, shows_config: bool = True) -> dict[str, Any
     if namespace_of(served.name) or len(tensors) + sum(len(tensor.dims) for tensor in tensors) > MAX_DIMENSIONS:
         return {}
     described = _Model(served, shows_config)
-    prefix = f"/v2/models/{quote(served.name, safe='')}"
+    prefix = model_path(served.name)
     if config.is_decoupled:
         return {f"{prefix}/generate_stream": {"post": described.generate_stream()}}
     return {

@@ -83,7 +83,7 @@ def forwarding(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         ("GET", "/v2%0a"),
         ("GET", "/v2/models/told/config%0a"),
         ("GET", "/%762/models/told"),
-        ("GET", "/v2%2Fmodels/told"),
+        ("GET", "/v2/models/to%2Fld/config"),
         ("POST", "/v2/models/told/generate%0a"),
         ("POST", "/v2/models/told/generate"),
         ("POST", "/v2/models/told/generate_stream"),
@@ -99,6 +99,7 @@ def test_what_is_open_over_http(locked: OwnGateway) -> None:
     assert locked.is_ready()
     assert locked.is_ready("told")
     assert locked.get("/v2/nothing")[0] == 404
+    assert locked.get("/v2%2Fmodels/told")[0] == 404, "an encoded slash is part of a name"
 
 
 def test_the_key_opens_http(locked: OwnGateway) -> None:

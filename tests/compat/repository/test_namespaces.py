@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -77,6 +78,18 @@ def test_a_name_of_several_is_refused(repository: Repository) -> None:
     code, reply = repository.refusal("ModelInfer", service_pb2.ModelInferRequest(model_name="adds"))
     assert (code.name, reply) == ("INVALID_ARGUMENT", text)
     assert rows(repository, "adds") == [READY, READY]
+
+
+def test_a_model_is_named_by_its_identity_in_a_path(repository: Repository) -> None:
+    for name in ("models", "more"):
+        identity = quote(f"{repository.root.parent / name}::adds", safe="")
+        for path in ("", "/config", "/ready", "/stats", "/history", "/traffic"):
+            answer = repository.raw.get(f"/v2/models/{identity}{path}")
+            assert answer.status_code == 200, answer.text
+        body = {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1], "data": [0]}]}
+        answer = repository.raw.post(f"/v2/models/{identity}/infer", json=body)
+        assert answer.json()["outputs"][0]["data"] == [{"models": 1, "more": 10}[name]]
+    assert repository.raw.get("/v2/models/nobody%2Fconfig").json()["error"].startswith("Request for unknown model")
 
 
 def test_ensembles_ask_the_models_of_their_own_namespace(repository: Repository) -> None:

@@ -29,7 +29,7 @@ from weir.errors import StartError
 from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.administration import Administration, GrpcAdministration, HttpAdministration
 from weir.perf.clients.grpc import GrpcClient
-from weir.perf.clients.http import HttpClient, model_path
+from weir.perf.clients.http import HttpClient
 from weir.perf.clients.nats import NatsClient
 from weir.perf.clients.session import Client, SampleRequest, Unreachable
 from weir.perf.clients.shared_memory import system_region
@@ -45,6 +45,7 @@ from weir.perf.report.document import LevelReport, PerfReport
 from weir.perf.report.plot import PlotUnavailable, check_svg, terminal_plot, write_svg
 from weir.perf.report.table import print_report
 from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.names import model_path
 from weir.schemas.core.requests import InferRequest
 
 ANSWERED, NOTHING_ANSWERED, INTERRUPTED = 0, 1, 130

@@ -18,6 +18,7 @@ from weir.calls.gateway_api import Response as ApiResponse
 from weir.console.api.context import ConsoleContext
 from weir.console.api.responses import error_response
 from weir.schemas.core.errors import WeirError
+from weir.schemas.core.names import model_path
 
 CONSOLE_HEADER = "x-weir-console"
 """The header of every request of the page that acts. Its value is "1"."""
@@ -68,7 +69,7 @@ def acting_routes(context: ConsoleContext) -> list[Route]:
 
 def _model_routes(context: ConsoleContext) -> list[Route]:
     def of_model(suffix: str) -> _Path:
-        return lambda request: f"/v2/models/{_quoted(request, 'name')}{suffix}"
+        return lambda request: model_path(request.path_params["name"]) + suffix
 
     def of_repository(action: str) -> _Path:
         return lambda request: f"/v2/repository/models/{_quoted(request, 'name')}/{action}"

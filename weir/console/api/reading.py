@@ -17,7 +17,7 @@ from weir.cluster.counters.version_totals import VersionTotals
 from weir.console.api.context import ConsoleContext
 from weir.console.api.responses import error_response, json_response, read_integer
 from weir.console.history.series import MODEL_COLUMNS
-from weir.schemas.core.names import plain_name
+from weir.schemas.core.names import model_path, plain_name
 from weir.schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
 
 MAX_SAMPLE_ELEMENTS = 65_536
@@ -125,8 +125,9 @@ async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
             "workers": 0 if known is None else len(known.workers),
             **loads.get(name, _NO_LOAD),
         }
+    names = {row["name"] for row in rows.values()}  # the index has no namespaces
     for unserved in await context.repository_index():
-        if unserved["name"] not in rows:
+        if unserved["name"] not in names:
             rows[unserved["name"]] = {
                 "id": unserved["name"],
                 "name": unserved["name"],
@@ -143,8 +144,9 @@ async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
 
 async def _details(context: ConsoleContext, name: str, served: ServedModel | None) -> dict[str, Any]:
     """Everything about one model; without its configuration and statistics while no worker serves it."""
+    path = model_path(name)
     history, traffic = await asyncio.gather(
-        context.read_gateway(f"/v2/models/{name}/history"), context.read_gateway(f"/v2/models/{name}/traffic")
+        context.read_gateway(f"{path}/history"), context.read_gateway(f"{path}/traffic")
     )
     rows: list[dict[str, Any]] = []
     if served is not None:
@@ -156,7 +158,7 @@ async def _details(context: ConsoleContext, name: str, served: ServedModel | Non
         "id": name,
         "name": plain_name(name),
         "versions": [] if served is None else served.versions,
-        "metadata": None if served is None else await context.read_gateway(f"/v2/models/{name}"),
+        "metadata": None if served is None else await context.read_gateway(path),
         "config": None if served is None else served.config.model_dump(mode="json", exclude_defaults=True),
         "completed": [] if served is None else list(served.completed),
         "statistics": rows,

@@ -15,8 +15,9 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.grpc import failed_call, grpc_metadata, open_channel
-from weir.perf.clients.http import HttpClient, HttpSession, error_text, http_head, model_path
+from weir.perf.clients.http import HttpClient, HttpSession, error_text, http_head
 from weir.perf.clients.session import CallFailed, Unreachable
+from weir.schemas.core.names import model_path
 
 TIMEOUT_S = 10.0
 

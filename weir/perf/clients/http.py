@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
-from urllib.parse import quote
 
 import httptools
 import orjson
@@ -164,12 +163,6 @@ def error_text(reply: HttpReply) -> str:
         return str(orjson.loads(reply.body)["error"])
     text = reply.body[:500].decode(errors="replace").strip()
     return f"HTTP status {reply.status}" + (f": {text}" if text else "")
-
-
-def model_path(model: str, version: str) -> str:
-    """The path of a model, or of one of its versions."""
-    path = f"/v2/models/{quote(model, safe='')}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
 
 
 class HttpClient:

@@ -176,6 +176,13 @@ async def test_session_and_models(client: httpx.AsyncClient) -> None:
     assert (row["id"], row["state"], row["loaded"], row["requests_per_s"]) == ("<b>&x", "UNAVAILABLE", False, None)
 
 
+async def test_a_model_is_asked_for_by_its_quoted_name(client: httpx.AsyncClient, gateway: Gateway) -> None:
+    details = (await client.get("/api/models/%3Cb%3E%26x")).json()
+    assert details["history"] == details["traffic"] == {"error": "as it is"}
+    asked = {path for _, path, _, _ in gateway.requests}
+    assert asked == {"/v2/repository/index", "/v2/models/%3Cb%3E%26x/history", "/v2/models/%3Cb%3E%26x/traffic"}
+
+
 async def test_the_page_s_files_have_validators_and_a_strict_policy(tmp_path: Path) -> None:
     (tmp_path / "vendor").mkdir()
     (tmp_path / "vendor" / "lib.mjs").write_text("export {}")

@@ -109,6 +109,14 @@ def test_without_a_default_model_there_must_be_one_model() -> None:
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
+def test_the_default_model_may_have_a_namespace() -> None:
+    path = "/v2/models/%2Fmodels%3A%3Am/infer"
+    vertex_ai = VertexAi("/predict", "/health", "/models::m", catalog())
+    assert vertex_ai.target("POST", "/predict", []) == Target("POST", path)
+    sagemaker = SageMaker(SageMakerOptions.of({"SAGEMAKER_TRITON_DEFAULT_MODEL_NAME": "/models::m"}), catalog())
+    assert sagemaker.target("POST", "/invocations", []) == Target("POST", path)
+
+
 def test_vertex_ai_needs_its_routes() -> None:
     assert read_routes({"AIP_PREDICT_ROUTE": "/p", "AIP_HEALTH_ROUTE": "/h"}) == ("/p", "/h")
     with pytest.raises(ValueError, match="AIP_PREDICT_ROUTE is not defined for Vertex AI endpoint"):
