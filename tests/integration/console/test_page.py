@@ -97,6 +97,19 @@ def test_names_are_filtered_and_deep_links_open(console: Any, large: PageServer)
     expect(console.get_by_text("12 inferences in 6 executions")).to_be_visible()
 
 
+def test_a_request_is_there_to_copy_once_the_address_of_a_gateway_is_known(large: PageServer, page: Any) -> None:
+    page.route("**/api/status", lambda _route: None)
+    page.goto(f"{large.url}#/try/model-007")
+    expect(page.get_by_role("button", name="Send request")).to_be_visible()
+    copies = page.get_by_label("The same request elsewhere")
+    expect(copies).to_contain_text("once the address of a gateway is known")
+    expect(copies.locator("pre")).to_have_count(0)
+    page.unroute("**/api/status")
+    expect(copies.locator("pre")).to_contain_text("http://127.0.0.1:8123/v2/models/model-007/infer")
+    page.get_by_role("tab", name="nats", exact=True).click()
+    expect(copies.locator("pre")).to_contain_text("/weir/8123/nats-url")
+
+
 def test_a_part_of_the_time_is_looked_at_by_dragging(console: Any) -> None:
     # Charts are drawn in tasks of their own: drag when the cursor says that one is ready.
     chart = console.locator(".line-chart .chart").nth(1)

@@ -162,7 +162,7 @@ class LargeCluster:
             "release": "0.0",
             "since_ms": self.started_ms,
             "state": "silent" if id in self.silent else "up",
-            "urls": ["http://127.0.0.1:8000"] if role == "gateway" else [],
+            "urls": ["http://127.0.0.1:8123"] if role == "gateway" else [],
             "queues": MODELS // SCHEDULERS if role == "scheduler" else 0,
             "loop_lag_s": 0.002,
             "unreadable": [],

@@ -20,7 +20,7 @@ export function snippets({ model, version, tensors, options, place }) {
     document: json,
     curl: files.length ? curlWithFile(tensors, options, `http://${place}${path}`) : `curl -s http://${place}${path} ${isLong ? "-d @request.json" : `-d ${quoted(json)}`}`,
     python: python(model, version, tensors, options, place),
-    nats: nats(model, version, tensors, json, isLong),
+    nats: nats(model, version, tensors, json, isLong, place),
   };
 }
 
@@ -80,9 +80,10 @@ function python(model, version, tensors, options, place) {
   return lines.join("\n");
 }
 
-function nats(model, version, tensors, json, isLong) {
+function nats(model, version, tensors, json, isLong, place) {
   const subject = `infer.${token(model)}${version ? `.v${version}` : ""}`;
-  const access = "export NATS_URL=$(cat ~/.local/share/weir/8000/nats-url)   # row NATS access of the start-up block";
+  const port = place.slice(place.lastIndexOf(":") + 1); // the data folder of a server has the name of its HTTP port
+  const access = `export NATS_URL=$(cat ~/.local/share/weir/${port}/nats-url)   # row NATS access of the start-up block`;
   if (isBinary(tensors) && tensors.some((tensor) => tensor.raw)) return `# A file's bytes do not fit an argument of the shell; a program can send them: see docs/nats.md.\n# Subject: ${subject}, header Inference-Header-Content-Length: the length of the JSON before the bytes.`;
   return `${access}\nnats request ${quoted(subject)} ${isLong ? '"$(cat request.json)"' : quoted(json)}`;
 }

@@ -57,12 +57,13 @@ function numberOf(version) {
   return typeof version === "object" ? version.version : version;
 }
 
+/** `host:port` of a gateway's HTTP server; null until one is known. */
 function gatewayOf(status) {
   for (const role of status?.roles ?? []) {
     const url = role.role === "gateway" ? role.urls.find((one) => one.startsWith("http://") && !one.endsWith("/metrics")) : null;
     if (url) return url.replace("http://", "");
   }
-  return "localhost:8000";
+  return null;
 }
 
 function Gallery({ models, error }) {
@@ -143,7 +144,7 @@ function Form({ id, model, version, place }) {
       run();
     }
   }
-  const copies = useMemo(() => (built.tensors ? snippets({ model: id, version, tensors: built.tensors, options, place }) : null), [built, options, version, place]);
+  const copies = useMemo(() => (built.tensors && place ? snippets({ model: id, version, tensors: built.tensors, options, place }) : null), [built, options, version, place]);
   return html`<div class="try" onKeyDown=${onKeyDown}>
     <section aria-label="Request">
       ${inputs.map((input, place) => html`<${InputCard} key=${input.name} input=${input} hasBatch=${hasBatch(config)} onChange=${(changes) => change(place, changes)} />`)}
@@ -158,7 +159,7 @@ function Form({ id, model, version, place }) {
         </button>
         ${built.tensors && isBinary(built.tensors) ? html`<span class="note">Sent as JSON with raw tensors behind it.</span>` : null}
       </p>
-      ${copies ? html`<${Copies} copies=${copies} />` : null}
+      ${built.tensors ? html`<${Copies} copies=${copies} />` : null}
     </section>
     <section aria-label="Response" aria-live="polite" class="response">
       ${result ? html`<${Response} result=${result} labels=${labels} />` : html`<p class="waiting">The response appears here, with the time that each hop took.</p>`}
@@ -226,6 +227,7 @@ function Copies({ copies }) {
     anchor.click();
     URL.revokeObjectURL(anchor.href);
   }
+  if (!copies) return html`<section class="copies" aria-label="The same request elsewhere"><p class="note">The same request as a command is shown once the address of a gateway is known.</p></section>`;
   return html`<section class="copies" aria-label="The same request elsewhere">
     <h3>The same request</h3>
     <${Tabs} label="Language" tabs=${[["curl", "curl"], ["python", "Python"], ["nats", "nats"]]} current=${tab} onChoose=${setTab} />
