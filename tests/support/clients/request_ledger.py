@@ -46,6 +46,7 @@ class Ledger:
         self._values = itertools.count(1)
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self._open: set[int] = set()  # the values of requests without an outcome
         self.entries: list[Entry] = []
         self.sent = 0
 
@@ -74,10 +75,15 @@ class Ledger:
             return [entry.fault for entry in self.entries if entry.fault]
 
     @property
+    def in_flight(self) -> frozenset[int]:
+        """The values of the requests that were sent and have no outcome."""
+        with self._lock:
+            return frozenset(self._open)
+
+    @property
     def unanswered(self) -> int:
         """Requests that were sent and have no outcome."""
-        with self._lock:
-            return self.sent - len(self.entries)
+        return len(self.in_flight)
 
     def wait_for_answers(self, moment_s: float, timeout_s: float = 40.0) -> float:
         """Seconds from `moment_s` until each model has rightly answered a request that was sent after it."""
@@ -114,6 +120,7 @@ class Ledger:
     def _account(self, model: str, ask: Callable[[dict[str, np.ndarray]], Any]) -> None:
         with self._lock:
             value = next(self._values)
+            self._open.add(value)
             self.sent += 1
         given = np.array([[value]], np.int64)
         arrays = {"IN": given}
@@ -126,6 +133,7 @@ class Ledger:
         except Exception as error:  # the clients' libraries raise errors of many kinds, and each counts
             fault = f"{model}: {type(error).__name__}: {error}"
         with self._lock:
+            self._open.remove(value)
             self.entries.append(Entry(model, sent_s, time.monotonic(), fault))
         time.sleep(_PAUSE_AFTER_FAULT_S if fault else self._pause_s)
 
