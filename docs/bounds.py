@@ -30,6 +30,10 @@ weir.calls.payload_store:SLOT_FROM_BYTES | an HTTP body received in ordinary mem
 weir.gateway.http.exchange:SLOT_AFTER_BYTES | part of a body that arrives before it gets a payload slot | ordinary memory
 weir.gateway.http.body_reader:DIRECT_FROM_BYTES | rest of a body that the parser passes on in copies | received directly in its payload slot
 weir.gateway.http2.send_buffer:MAX_SENT_FRAME_BYTES | a frame sent over gRPC | several frames
+weir.runtime.connection_cap:MAX_CONNECTIONS | connections of clients to a gateway, over all its ports; at most three quarters of its open files, and of one address three quarters of that | an idle connection ends; without one the new connection is rejected: 503
+weir.gateway.http.connection:FIRST_REQUEST_S | a new HTTP connection without the beginning of a request | closed
+weir.gateway.http.connection:KEEP_ALIVE_S | an HTTP connection that is idle between two requests | closed
+weir.gateway.http2.keepalive:HANDSHAKE_TIMEOUT_S | a new gRPC connection without the settings of its client | closed
 weir.gateway.http.connection:MAX_HEAD_BYTES | URL and headers of a request | 400, and the connection ends
 weir.gateway.grpc.stream_infer:MAX_STREAM_REQUESTS | requests without a response on a gRPC stream | the stream is not read further
 weir.gateway.grpc.stream_infer:MAX_STREAM_REQUEST_BYTES | their messages together | the stream is not read further

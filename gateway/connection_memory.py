@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
-
 from weir.runtime.memory_ledger import Account, MemoryLedger
 from weir.schemas.core.errors import WeirError, overloaded
-
-_SITE_PREFIX = 64  # bits of an IPv6 address that identify a site: its hosts choose the rest freely
 
 
 class ConnectionMemory:
@@ -19,8 +15,7 @@ class ConnectionMemory:
 
     __slots__ = ("account", "slots")
 
-    def __init__(self, ledger: MemoryLedger, arriving_slots: MemoryLedger, address: str | None) -> None:
-        principal = principal_of(address)
+    def __init__(self, ledger: MemoryLedger, arriving_slots: MemoryLedger, principal: str) -> None:
         self.account: Account = ledger.account(principal)
         self.slots: Account = arriving_slots.account(principal)
 
@@ -61,19 +56,6 @@ class RequestMemory:
         for kind, size_bytes in self._held.items():
             self._account.release(kind, size_bytes)
         self._held.clear()
-
-
-def principal_of(address: str | None) -> str:
-    """The name under which a client's memory is counted: its IPv4 address, or the /64 network of its IPv6 address."""
-    try:
-        ip = ipaddress.ip_address((address or "").partition("%")[0])
-    except ValueError:
-        return "unknown"
-    if ip.version == 4:
-        return str(ip)
-    if ip.ipv4_mapped is not None:
-        return str(ip.ipv4_mapped)
-    return str(ipaddress.ip_network((int(ip), _SITE_PREFIX), strict=False))
 
 
 def no_memory() -> WeirError:

@@ -20,6 +20,7 @@ from weir.gateway.admin.shared_memory import SharedMemoryRegions
 from weir.gateway.admin.traffic import TrafficControl
 from weir.gateway.cross_site import LOCAL, CrossSiteCheck
 from weir.jobs.api.service import JobService
+from weir.runtime.connection_cap import ConnectionCap
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import Offload
 from weir.schemas.core.request_limits import RequestLimits
@@ -30,8 +31,8 @@ class GatewayContext:
     """What a frontend needs: models, dispatch, memory, limits, counters, durable requests, jobs and access rules.
 
     `ledger` counts the ordinary memory that holds what clients have sent, or have not read yet. `arriving_slots` counts
-    the payload slots in which bodies are still arriving. With `describes_api`, HTTP frontends serve `/openapi.json` and
-    `/docs`.
+    the payload slots in which bodies are still arriving, `connection_cap` the connections to all ports. With
+    `describes_api`, HTTP frontends serve `/openapi.json` and `/docs`.
     """
 
     catalog: Catalog
@@ -53,6 +54,7 @@ class GatewayContext:
     traffic: TrafficControl | None = None
     history: HistoryControl | None = None
     describes_api: bool = True
+    connection_cap: ConnectionCap = field(default_factory=ConnectionCap.of_process)
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)
     offload: Offload = field(default_factory=Offload)

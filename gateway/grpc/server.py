@@ -57,6 +57,7 @@ class GrpcServer:
         self._access = context.access
         self._readiness = context.readiness
         self.ledger = context.ledger
+        self._cap = context.connection_cap
         self._options = options or GrpcOptions()
         self._handlers = self._make_handlers(context, self._options.compression_level)
         self._listener: asyncio.Server | None = None
@@ -80,7 +81,7 @@ class GrpcServer:
         except OSError as error:
             host = f"[{address}]" if is_v6 else address
             raise OSError(f"gRPC can't listen on {host}:{port}: is the port taken?") from error
-        make_protocol = partial(Http2Protocol, self, self._options.http2(), self._connections, self.ledger)
+        make_protocol = partial(Http2Protocol, self, self._options.http2(), self._connections, self.ledger, self._cap)
         self._listener = await asyncio.get_running_loop().create_server(
             make_protocol,
             sock=listener,

@@ -19,9 +19,10 @@ from weir.gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_respons
 from weir.gateway.http.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
 from weir.gateway.read_turns import ReadTurns
 from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
+from weir.runtime.connection_cap import IDLE_S, ConnectionCap, principal_of
 from weir.runtime.containment import contained, report
 from weir.runtime.memory_ledger import MemoryLedger
-from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.errors import WeirError, internal, invalid, overloaded
 from weir.schemas.core.names import routed_path
 
 MAX_HEADERS = 128
@@ -30,6 +31,9 @@ MAX_HEAD_BYTES = 64 * 1024
 
 MAX_CHUNKS = 65_536
 """Non-empty chunks of one request's body; Triton's limit. Each costs far more than the byte it may carry."""
+
+FIRST_REQUEST_S = 20.0
+"""How long a new connection may stay open without the beginning of a request."""
 
 KEEP_ALIVE_S = 75.0
 """How long a connection may stay idle between two requests."""
@@ -92,12 +96,13 @@ class ConnectionLimits:
     """The limits of one kind of connections.
 
     What clients send, and have not read yet, is charged to `ledger`; payload slots in which bodies arrive to
-    `arriving_slots`. The body of a request has at most `max_body_bytes`. After `shutdown` an idle connection stays open
-    for `linger_s`.
+    `arriving_slots`; the connections themselves count in `cap`. The body of a request has at most `max_body_bytes`. After
+    `shutdown` an idle connection stays open for `linger_s`.
     """
 
     ledger: MemoryLedger
     arriving_slots: MemoryLedger
+    cap: ConnectionCap
     max_body_bytes: int
     linger_s: float = 0.0
 
@@ -141,7 +146,7 @@ class HttpConnection(asyncio.Protocol):
         self._writable.set()
         self._unsent_bytes = 0
         self._idle_since_s = 0.0
-        self._keep_alive_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -415,8 +420,6 @@ class HttpConnection(asyncio.Protocol):
             return
         self.resume_reading()
         self._idle_since_s = self.loop.time()
-        if self._keep_alive_timer is None:
-            self._keep_alive_timer = self.loop.call_later(KEEP_ALIVE_S, self._check_idle)
 
     def _start_next(self) -> None:
         """Starts the pipelined request whose turn it is, unless the connection was lost meanwhile."""
@@ -429,18 +432,43 @@ class HttpConnection(asyncio.Protocol):
     # Connection events
 
     def connection_made(self, transport: Any) -> None:
-        """Opens the accounts of the connection in the memory ledgers."""
+        """Opens the accounts of the connection in the memory ledgers. Rejects it where there is no room for it."""
         self.transport = transport
         self._turns = ReadTurns(transport, lambda: self._is_read_paused)
         self._connections.add(self)
         peer = transport.get_extra_info("peername")
-        self.memory = ConnectionMemory(self._limits.ledger, self._limits.arriving_slots, peer[0] if peer else None)
+        principal = principal_of(peer[0] if peer else None)
+        self.memory = ConnectionMemory(self._limits.ledger, self._limits.arriving_slots, principal)
+        self._idle_since_s = self.loop.time()
+        self._idle_timer = self.loop.call_later(FIRST_REQUEST_S, self._check_idle)
+        if not self._limits.cap.admit(self, principal):
+            self._is_rejecting = True
+            self.write_and_close(overloaded("the server has too many connections; try again later"))
+
+    @property
+    def has_served(self) -> bool:
+        """Implements `CappedConnection.has_served`."""
+        return self._latest is not None
+
+    def idle_s(self) -> float:
+        """Implements `CappedConnection.idle_s`. The head of the first request may take `IDLE_S`."""
+        idle_s = self.loop.time() - self._idle_since_s
+        if self._latest is None:
+            return idle_s - IDLE_S if self._is_in_head else idle_s
+        is_busy = self._unanswered or self._is_in_head or self.is_write_paused or self._latest.more_body
+        return 0.0 if is_busy else idle_s
+
+    def make_room(self) -> None:
+        """Implements `CappedConnection.make_room`."""
+        self._is_rejecting = True
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancels the requests of this connection that have no response yet."""
         self._connections.discard(self)
-        if self._keep_alive_timer is not None:
-            self._keep_alive_timer.cancel()
+        self._limits.cap.remove(self)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         for exchange in self._unanswered:
             exchange.disconnect()
         self._unanswered.clear()
@@ -488,15 +516,20 @@ class HttpConnection(asyncio.Protocol):
             self.transport.close()
 
     def _check_idle(self) -> None:
-        """Closes the connection if it has been idle for `KEEP_ALIVE_S`, or checks again when it may have been."""
-        self._keep_alive_timer = None
+        """Closes the connection if it has been idle for too long, or checks again when it may have been.
+
+        The head of a request has its own time to arrive: see `check_progress`.
+        """
         if self.transport.is_closing():
             return
-        idle_s = 0.0 if self._unanswered else self.loop.time() - self._idle_since_s
-        if idle_s >= KEEP_ALIVE_S:
-            self.transport.close()
-        else:
-            self._keep_alive_timer = self.loop.call_later(KEEP_ALIVE_S - idle_s, self._check_idle)
+        limit_s = KEEP_ALIVE_S if self.has_served else FIRST_REQUEST_S
+        idle_s = 0.0 if self._unanswered or self._is_in_head else self.loop.time() - self._idle_since_s
+        if idle_s < limit_s:
+            self._idle_timer = self.loop.call_later(limit_s - idle_s, self._check_idle)
+            return
+        if not self.has_served:
+            self._limits.cap.count_silent()
+        self.transport.close()
 
     def check_progress(self, now_s: float) -> None:
         """Ends the connection if its client has stopped sending a request, or reading a response."""

@@ -37,6 +37,7 @@ class HttpProtocol(HttpConnection):
         limits = ConnectionLimits(
             ledger=context.ledger,
             arriving_slots=context.arriving_slots,
+            cap=context.connection_cap,
             max_body_bytes=context.limits.input_size,
             linger_s=LINGER_S,
         )

@@ -125,6 +125,11 @@ class Connection:
         """Whether the peer has acknowledged `drain`: it opens no more streams."""
         return self._is_refusing or self.is_closed
 
+    @property
+    def has_had_streams(self) -> bool:
+        """Whether the peer has opened a stream."""
+        return self._last_stream_id > 0
+
     def close(self, code: Http2ErrorCode = Http2ErrorCode.NO_ERROR, reason: str = "") -> None:
         """Ends the connection and all its streams."""
         if not self.is_closed:

@@ -18,7 +18,9 @@ _PING = b"alive?\0\0"
 
 
 class KeepaliveManager:
-    """The timers of one connection; calls `abort` when the peer answers no keepalive.
+    """The timers of one connection.
+
+    Calls `abort` when the peer answers no keepalive, and `count_silent` before it ends a connection without a handshake.
 
     `last_received_s` is the time of the loop at which the peer last sent something.
     """
@@ -27,27 +29,40 @@ class KeepaliveManager:
         "_abort",
         "_age",
         "_connection",
+        "_count_silent",
         "_greeting",
         "_keepalive",
         "_loop",
+        "_made_s",
         "_options",
         "_pings_without_data",
         "last_received_s",
     )
 
-    def __init__(self, connection: Connection, options: Http2Options, abort: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        options: Http2Options,
+        abort: Callable[[], None],
+        count_silent: Callable[[], None],
+    ) -> None:
         self._connection = connection
         self._abort = abort
+        self._count_silent = count_silent
         self._loop = asyncio.get_running_loop()
         self._options = options
         self._pings_without_data = 0
-        self.last_received_s = self._loop.time()
+        self._made_s = self.last_received_s = self._loop.time()
         self._keepalive = self._loop.call_later(options.keepalive_time_s, self._check_idle)
         self._greeting = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._check_greeting)
         self._age: asyncio.TimerHandle | None = None
         if options.max_age_s:
             age_s = options.max_age_s * random.uniform(1 - _AGE_JITTER, 1 + _AGE_JITTER)  # noqa: S311
             self._age = self._loop.call_later(age_s, self._end_of_age)
+
+    def idle_s(self) -> float:
+        """For how long the peer has sent nothing; before the handshake, for how long the connection has been open."""
+        return self._loop.time() - (self.last_received_s if self._connection.has_handshake else self._made_s)
 
     def end(self) -> None:
         """Stops the timers: the connection is closed."""
@@ -87,6 +102,7 @@ class KeepaliveManager:
 
     def _check_greeting(self) -> None:
         if not self._connection.has_handshake:
+            self._count_silent()
             self._connection.close(Http2ErrorCode.SETTINGS_TIMEOUT, "no SETTINGS within the handshake timeout")
 
     def _end_of_age(self) -> None:

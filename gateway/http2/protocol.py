@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from weir.gateway.connection_memory import principal_of
 from weir.gateway.http2.connection import Connection
+from weir.gateway.http2.frames import Http2ErrorCode
 from weir.gateway.http2.keepalive import KeepaliveManager
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.http2.send_buffer import SendBuffer
 from weir.gateway.http2.stream import Application
 from weir.gateway.read_turns import ReadTurns
 from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
+from weir.runtime.connection_cap import MAX_CONNECTIONS, ConnectionCap, principal_of
 from weir.runtime.memory_ledger import MemoryLedger
 
 _HIGH_WATER_BYTES = 512 * 1024
@@ -37,6 +38,7 @@ class Http2Protocol(asyncio.Protocol):
         options: Http2Options,
         connections: set[Http2Protocol],
         ledger: MemoryLedger | None = None,
+        cap: ConnectionCap | None = None,
     ) -> None:
         self._application = application
         self._loop = asyncio.get_running_loop()
@@ -44,6 +46,7 @@ class Http2Protocol(asyncio.Protocol):
         self._options = options
         self._is_listening = True
         self._ledger = ledger or MemoryLedger()
+        self._cap = cap or ConnectionCap(MAX_CONNECTIONS)
         self._paused_bytes = 0  # charged for what waits in the transport
         self._reading = StallDetector()  # watches how the peer reads what the transport holds
 
@@ -53,11 +56,29 @@ class Http2Protocol(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self._connections.add(self)
         address = transport.get_extra_info("peername")
+        principal = principal_of(address[0] if address else None)
         self._turns = ReadTurns(self._transport, lambda: not self._is_listening)
-        self._account = self._ledger.account(principal_of(address[0] if address else None))
+        self._account = self._ledger.account(principal)
         self._send_buffer = SendBuffer(self._schedule_flush, self._account)
         self.connection = Connection(self._application, self._options, self._loop.time, self._send_buffer)
-        self._keepalive = KeepaliveManager(self.connection, self._options, self.abort)
+        self._keepalive = KeepaliveManager(self.connection, self._options, self.abort, self._cap.count_silent)
+        if not self._cap.admit(self, principal):
+            self.connection.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many connections")
+
+    @property
+    def has_served(self) -> bool:
+        """Implements `CappedConnection.has_served`."""
+        return self.connection.has_had_streams
+
+    def idle_s(self) -> float:
+        """Implements `CappedConnection.idle_s`."""
+        if self.connection.streams or self.connection.is_closed:
+            return 0.0
+        return self._keepalive.idle_s()
+
+    def make_room(self) -> None:
+        """Implements `CappedConnection.make_room`: the client may send its next call on another connection."""
+        self.connection.close()
 
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""
@@ -86,6 +107,7 @@ class Http2Protocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Implements `asyncio.Protocol.connection_lost`."""
         self._connections.discard(self)
+        self._cap.remove(self)
         self._keepalive.end()
         self._turns.close()
         self.connection.lose()

@@ -25,6 +25,7 @@ from weir.gateway.metrics.traffic import traffic_families
 from weir.gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
 from weir.gateway.metrics.weir import (
     cluster_families,
+    connection_families,
     gateway_families,
     health_families,
     load_families,
@@ -36,7 +37,7 @@ from weir.gateway.metrics.weir import (
 from weir.runtime.loop_lag import process_health
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.processes.usage import process_usage
-from weir.schemas.wire.statistics import ConsumerCounters, HealthCounters, ProcessReading
+from weir.schemas.wire.statistics import ConnectionCounters, ConsumerCounters, HealthCounters, ProcessReading
 from weir.telemetry.metrics_config import MetricsConfig
 
 MAX_REQUEST_BYTES = 64 * 1024
@@ -70,6 +71,7 @@ class MetricsEndpoint:
         self._catalog = context.catalog
         self._inference = context.inference
         self._ledger = context.ledger
+        self._connection_cap = context.connection_cap
         self._payloads = context.payloads
         self._durable = context.durable
         self._traffic = context.traffic
@@ -92,9 +94,12 @@ class MetricsEndpoint:
         return Starlette(routes=[Route("/metrics", scrape), Route("/{path:path}", nothing)])
 
     def connection(self) -> Callable[..., HttpConnection]:
-        """The connections of the metrics port; they have memory ledgers of their own."""
+        """The connections of the metrics port; they have memory ledgers of their own, and count with all others."""
         limits = ConnectionLimits(
-            ledger=MemoryLedger(), arriving_slots=MemoryLedger(), max_body_bytes=MAX_REQUEST_BYTES
+            ledger=MemoryLedger(),
+            arriving_slots=MemoryLedger(),
+            cap=self._connection_cap,
+            max_body_bytes=MAX_REQUEST_BYTES,
         )
         return functools.partial(HttpConnection, self.app(), limits)
 
@@ -135,6 +140,7 @@ class MetricsEndpoint:
         yield from payload_families(self._statistics, dispatched)
         yield refusal_family(dispatched, counters.ledger)
         yield from memory_families(counters.ledger)
+        yield from connection_families(counters.connections)
         yield from durable_families(self._durable, counters)
         yield from process_families(self._processes())
         own = HealthCounters(**process_health())
@@ -142,7 +148,10 @@ class MetricsEndpoint:
 
     def own_counters(self) -> ConsumerCounters:
         """What this gateway counts."""
-        return read_counters(self._durable, self._inference, self._payloads, self._ledger, *self._transfers)
+        counters = read_counters(self._durable, self._inference, self._payloads, self._ledger, *self._transfers)
+        cap = self._connection_cap
+        counters.connections = ConnectionCounters(open=cap.open, limit=cap.limit, ended=dict(cap.ended))
+        return counters
 
     def _counters(self) -> ConsumerCounters:
         """What this gateway counts, `weir durable` in its place, and further gateways on the same ports."""

@@ -20,6 +20,7 @@ from weir.cluster.counters.version_totals import VersionTotals
 from weir.gateway.admin.load_report import utilization
 from weir.gateway.metrics.text import NO_LABELS, Labels, MetricFamily, Sample, counter, gauge, histogram_samples
 from weir.schemas.wire.statistics import (
+    ConnectionCounters,
     DispatchCounters,
     HealthCounters,
     HistogramCounters,
@@ -312,6 +313,21 @@ def memory_families(ledger: LedgerCounters) -> Iterator[MetricFamily]:
         "weir_memory_ledger_refusals",
         "Requests, messages and responses for which the memory ledger had no room",
         (Sample({"kind": kind}, refusals) for kind, refusals in sorted(ledger.refused.items())),
+    )
+
+
+def connection_families(connections: ConnectionCounters) -> Iterator[MetricFamily]:
+    """The connections of clients to this gateway, over all of its ports."""
+    yield gauge("weir_gateway_connections", "Open connections of clients", [Sample(NO_LABELS, connections.open)])
+    yield gauge(
+        "weir_gateway_connections_limit",
+        "The most connections that clients may have open",
+        [Sample(NO_LABELS, connections.limit)],
+    )
+    yield counter(
+        "weir_gateway_ended_connections",
+        "Connections that this gateway ended because they were silent or displaced by new ones, or that it rejected",
+        (Sample({"reason": reason}, ended) for reason, ended in sorted(connections.ended.items())),
     )
 
 

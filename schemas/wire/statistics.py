@@ -231,6 +231,14 @@ class LedgerCounters(Counters, kw_only=True):
     limit_bytes: Count = 0
 
 
+class ConnectionCounters(Counters, kw_only=True):
+    """The connections of clients to a process: open now, how many there may be, and those that it ended, by reason."""
+
+    open: Count = 0
+    limit: Count = 0
+    ended: CountsByName = {}
+
+
 class ConsumerCounters(Counters, kw_only=True):
     """The durable requests that a process has taken from their queues, and what it used for them.
 
@@ -249,6 +257,7 @@ class ConsumerCounters(Counters, kw_only=True):
     ledger: LedgerCounters = msgspec.field(default_factory=LedgerCounters)
     process: ProcessReading | None = None
     health: HealthCounters | None = None
+    connections: ConnectionCounters = msgspec.field(default_factory=ConnectionCounters)
 
 
 class GatewayCounters(Counters, kw_only=True):

@@ -141,7 +141,7 @@ ROOMS = {
         "child_processes control_groups locked_folder log_limiter offload_process own_hosts processes readiness ticks",
         "archives containment process_memory processors",
         "limits loop_lag memory_ledger offload",
-        "role_life",
+        "connection_cap role_life",
     ),
     "schemas": (
         "config core",

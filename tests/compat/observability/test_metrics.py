@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.clients.stock import http_inputs
+from tests.support.clients.stock import RawConnection, http_inputs
 from tests.support.models.zoo import write_faulty, write_slow
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import Roles
@@ -188,6 +188,19 @@ def test_own_metrics(gateway: Endpoints) -> None:
     for name in ("weir_redelivered_frames", "weir_redone_batches"):
         assert reply[name, "slow"] == 0
     assert [reply["weir_malformed_messages", role] for role in ("gateway", "scheduler", "worker")] == [0, 0, 0]
+
+
+def test_connections_to_all_ports_count(gateway: Endpoints) -> None:
+    def open_now() -> float:
+        return gateway.metrics()["weir_gateway_connections", ""]
+
+    places = (gateway.http_place, gateway.grpc_place, gateway.metrics_place)
+    opened = [RawConnection(int(place.rpartition(":")[2])) for place in places for _ in range(20)]
+    wait_until(lambda: open_now() > len(opened))  # the one for the metrics counts as well
+    assert gateway.metrics()["weir_gateway_connections_limit", ""] > len(opened)
+    for connection in opened:
+        connection.close()
+    wait_until(lambda: open_now() < len(opened) / 3)
 
 
 def test_without_counter_latencies_the_counters_stand_still(roles: Roles) -> None:

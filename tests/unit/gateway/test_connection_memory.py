@@ -1,25 +1,7 @@
 """What connections and requests hold is charged to the client's address and released once."""
 
-import pytest
-
-from weir.gateway.connection_memory import ConnectionMemory, RequestMemory, no_memory, principal_of
+from weir.gateway.connection_memory import ConnectionMemory, RequestMemory, no_memory
 from weir.runtime.memory_ledger import MemoryLedger
-
-
-@pytest.mark.parametrize(
-    ("address", "principal"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("", "unknown"),
-        (None, "unknown"),
-        ("not an address", "unknown"),
-    ],
-)
-def test_a_principal_is_an_address_or_a_site(address: str | None, principal: str) -> None:
-    assert principal_of(address) == principal
 
 
 def test_a_closed_connection_holds_nothing() -> None:

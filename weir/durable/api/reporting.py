@@ -25,6 +25,7 @@ from weir.runtime.loop_lag import process_health
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.processes.usage import process_usage
 from weir.schemas.wire.statistics import (
+    ConnectionCounters,
     ConsumerCounters,
     DispatchCounters,
     HealthCounters,
@@ -127,6 +128,11 @@ def sum_counters(live: Sequence[ConsumerCounters], departed: Sequence[ConsumerCo
             refused=_named(counters.ledger.refused for counters in everything),
             peak_bytes=sum(ledger.peak_bytes for ledger in ledgers),
             limit_bytes=sum(ledger.limit_bytes for ledger in ledgers),
+        ),
+        connections=ConnectionCounters(
+            open=sum(counters.connections.open for counters in live),
+            limit=sum(counters.connections.limit for counters in live),
+            ended=_named(counters.connections.ended for counters in everything),
         ),
     )
 

@@ -12,6 +12,7 @@ from weir.durable.api.reporting import CounterReporter, read_consumed, read_ledg
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.requests import Lane
 from weir.schemas.wire.statistics import (
+    ConnectionCounters,
     ConsumerCounters,
     DispatchCounters,
     GatewayCounters,
@@ -55,6 +56,7 @@ def reading(count: int) -> ConsumerCounters:
             frame_requests=HistogramCounters(bounds=[1.0] * count, counts=[count] * (count + 1), sum=count),
         ),
         ledger=LedgerCounters(held_bytes={"durable": count}, limit_bytes=10),
+        connections=ConnectionCounters(open=count, limit=10, ended={"silent": count}),
     )
 
 

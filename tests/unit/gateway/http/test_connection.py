@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.support.waiting import eventually
 from weir.gateway.http import connection
 from weir.gateway.http.asgi import HttpExchange
 from weir.gateway.http.connection import ConnectionLimits, HttpConnection
 from weir.gateway.http.listeners import HttpListeners
+from weir.runtime.connection_cap import ConnectionCap
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError
 
@@ -63,10 +65,14 @@ def run(
     ledger: MemoryLedger | None = None,
     max_body_bytes: int = 1000,
     kind: type[HttpConnection] = HttpConnection,
+    cap: ConnectionCap | None = None,
 ) -> None:
     async def serve() -> None:
         limits = ConnectionLimits(
-            ledger=ledger or MemoryLedger(), arriving_slots=MemoryLedger(), max_body_bytes=max_body_bytes
+            ledger=ledger or MemoryLedger(),
+            arriving_slots=MemoryLedger(),
+            cap=cap or ConnectionCap(100),
+            max_body_bytes=max_body_bytes,
         )
         listeners = HttpListeners()
         listeners.bind("metrics", "127.0.0.1", 0)
@@ -303,7 +309,8 @@ def test_a_body_without_room_in_memory_is_answered_with_503_and_its_charge_relea
 
 
 def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "KEEP_ALIVE_S", 0.05)
+    for name in ("FIRST_REQUEST_S", "KEEP_ALIVE_S"):
+        monkeypatch.setattr(connection, name, 0.05)
 
     async def scenario(connect: Connect, _listeners: HttpListeners) -> None:
         reader, writer = await connect()
@@ -313,6 +320,72 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.close()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n"])
+def test_a_connection_that_never_sends_a_request_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(connection, "FIRST_REQUEST_S", 0.05)
+    cap = ConnectionCap(100)
+
+    async def scenario(connect: Connect, _listeners: HttpListeners) -> None:
+        reader, writer = await connect()
+        writer.write(sent)
+        assert await reader.read() == b""
+        assert (cap.open, cap.ended["silent"]) == (0, 1)
+        writer.close()
+
+    run(scenario, cap=cap)
+
+
+def test_a_connection_is_not_closed_within_a_head() -> None:
+    async def scenario(connect: Connect, listeners: HttpListeners) -> None:
+        reader, writer = await connect()
+        writer.write(SCRAPE[:10])
+        for _ in range(3):
+            (watched,) = await eventually(lambda: listeners.connections("metrics"))
+            await eventually(lambda watched=watched: watched._is_in_head)
+            watched._idle_since_s -= 100
+            watched._check_idle()
+            writer.write(SCRAPE[10:] + SCRAPE[:10])
+            assert await reader.readuntil(b"page")
+        writer.close()
+
+    run(scenario)
+
+
+def test_a_new_connection_takes_the_room_of_an_idle_one_and_never_that_of_a_busy_one() -> None:
+    cap, go_on = ConnectionCap(4), asyncio.Event()
+
+    async def waits(scope: Any, receive: Any, send: Any) -> None:
+        await go_on.wait()
+        await Response(b"late")(scope, receive, send)
+
+    async def scenario(connect: Connect, listeners: HttpListeners) -> None:
+        def served() -> int:
+            return sum(one.has_served for one in listeners.connections("metrics"))
+
+        silent, busy = await connect(), [await connect() for _ in range(2)]
+        for _, writer in busy:
+            writer.write(SCRAPE)
+        await eventually(lambda: served() == 2)
+        third = await connect()
+        assert await silent[0].read() == b""
+        third[1].write(SCRAPE)
+        await eventually(lambda: served() == 3)
+        reader, rejected = await connect()
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503")
+        assert b"Retry-After: 1\r\n" in head
+        assert b"too many connections" in await reader.read()
+        go_on.set()
+        for each, _ in (*busy, third):
+            assert await each.readuntil(b"late")
+        assert (cap.open, cap.ended) == (3, {"silent": 0, "displaced": 1, "rejected": 1})
+        for writer in (silent[1], rejected, third[1], *(one for _, one in busy)):
+            writer.close()
+        await eventually(lambda: not cap.open)
+
+    run(scenario, waits, cap=cap)
 
 
 def test_stopped_listeners_close_idle_connections_and_response_open_requests() -> None:

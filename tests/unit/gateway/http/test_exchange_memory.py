@@ -12,7 +12,6 @@ from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadArena, PayloadBudget
 from weir.calls.payload_store import PayloadStore
 from weir.durable.api.reporting import read_ledger
-from weir.gateway.connection_memory import principal_of
 from weir.gateway.http.connection import MAX_HEAD_BYTES
 from weir.gateway.http.exchange import SLOT_AFTER_BYTES
 from weir.gateway.metrics.weir import memory_families, refusal_family
@@ -441,19 +440,3 @@ def test_the_ledger_is_in_the_metrics() -> None:
     }
     refused = refusal_family(DispatchCounters(rejected={"wait": 2}), read_ledger(ledger))
     assert {dict(sample.labels)["reason"]: sample.value for sample in refused.samples} == {"received": 1, "wait": 2}
-
-
-@pytest.mark.parametrize(
-    "address,principal",
-    [
-        ("10.1.2.3", "10.1.2.3"),
-        ("::ffff:10.1.2.3", "10.1.2.3"),
-        ("2001:db8:1:2:aaaa::1", "2001:db8:1:2::/64"),
-        ("2001:db8:1:2:bbbb::1", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-        ("", "unknown"),
-        (None, "unknown"),
-    ],
-)
-def test_the_addresses_of_one_client_share(address: str | None, principal: str) -> None:
-    assert principal_of(address) == principal

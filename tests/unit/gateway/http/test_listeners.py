@@ -10,9 +10,12 @@ import pytest
 
 from weir.gateway.http.connection import ConnectionLimits, HttpConnection
 from weir.gateway.http.listeners import HttpListeners
+from weir.runtime.connection_cap import ConnectionCap
 from weir.runtime.memory_ledger import MemoryLedger
 
-LIMITS = ConnectionLimits(ledger=MemoryLedger(), arriving_slots=MemoryLedger(), max_body_bytes=1000)
+LIMITS = ConnectionLimits(
+    ledger=MemoryLedger(), arriving_slots=MemoryLedger(), cap=ConnectionCap(100), max_body_bytes=1000
+)
 
 
 async def app(_scope: Any, _receive: Any, send: Any) -> None:

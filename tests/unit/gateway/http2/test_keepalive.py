@@ -35,7 +35,8 @@ def run(options: Http2Options, seconds: float, connection: FakeConnection | None
     connection = connection or FakeConnection()
 
     async def scenario() -> None:
-        manager = KeepaliveManager(cast(Any, connection), options, lambda: connection.events.append("abort"))
+        add = connection.events.append
+        manager = KeepaliveManager(cast(Any, connection), options, lambda: add("abort"), lambda: add("silent"))
         await asyncio.sleep(seconds)
         manager.end()
 
@@ -60,7 +61,7 @@ def test_a_connection_without_settings_is_closed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(keepalive, "HANDSHAKE_TIMEOUT_S", 0.01)
     connection = FakeConnection()
     connection.has_handshake = False
-    assert run(Http2Options(), 0.05, connection).events == ["close"]
+    assert run(Http2Options(), 0.05, connection).events == ["silent", "close"]
 
 
 def test_an_old_connection_is_drained_and_then_closed() -> None:

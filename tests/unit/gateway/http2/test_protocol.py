@@ -28,6 +28,8 @@ from weir.gateway.http2.frames import MAX_WINDOW, Flag, FrameType, Setting
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.http2.protocol import Http2Protocol
 from weir.gateway.read_turns import TURN_BYTES
+from weir.runtime.connection_cap import IDLE_S, ConnectionCap
+from weir.runtime.memory_ledger import MemoryLedger
 
 SILENT = [*REQUEST[:2], (b":path", b"/silent")]
 
@@ -35,16 +37,17 @@ SILENT = [*REQUEST[:2], (b":path", b"/silent")]
 class Server:
     """A server of echoes on a free port."""
 
-    def __init__(self, loop: Loop, options: Http2Options) -> None:
+    def __init__(self, loop: Loop, options: Http2Options, connections: int = 100) -> None:
         self.application = Echoes()
         self.connections: set[Http2Protocol] = set()
+        self.cap = ConnectionCap(connections)
         self._loop = loop
         self._options = options
         self.server: asyncio.Server = loop.run(self._listen())
         self.port: int = self.server.sockets[0].getsockname()[1]
 
     async def _listen(self) -> asyncio.Server:
-        make = partial(Http2Protocol, self.application, self._options, self.connections)
+        make = partial(Http2Protocol, self.application, self._options, self.connections, MemoryLedger(), self.cap)
         return await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
 
     def close(self) -> None:
@@ -58,8 +61,8 @@ class Server:
 
 
 @contextmanager
-def serving(loop: Loop, **options: float) -> Iterator[Server]:
-    server = Server(loop, Http2Options(**options))  # type: ignore[arg-type]
+def serving(loop: Loop, connections: int = 100, **options: float) -> Iterator[Server]:
+    server = Server(loop, Http2Options(**options), connections)  # type: ignore[arg-type]
     try:
         yield server
     finally:
@@ -153,9 +156,35 @@ def test_a_client_without_settings_is_closed(grpc_loop: Loop, monkeypatch: pytes
     with serving(grpc_loop) as server:
         with Wire(server.port, GREETING[:20]) as wire:
             assert wire.is_closed()
+            assert server.cap.ended["silent"] == 1
         with Wire(server.port) as wire:
             wire.send(headers(1, end=True))
             wire.response(1)
+
+
+def test_a_new_connection_takes_the_room_of_an_idle_one_and_never_that_of_a_busy_one(grpc_loop: Loop) -> None:
+    with serving(grpc_loop, connections=4) as server:
+        with Wire(server.port, b"") as silent, Wire(server.port) as greeted, Wire(server.port) as busy:
+            for number, wire in enumerate((greeted, busy), 1):
+                wire.send(headers(1, SILENT))
+                wait_until(lambda number=number: len(server.application.exchanges) == number)
+            greeted.send(frame(FrameType.RST_STREAM, 0, 1, bytes(4)))
+            wait_until(lambda: server.application.exchanges[0].closings == 1)
+            with Wire(server.port) as third:
+                assert silent.is_closed()
+                third.send(headers(1, SILENT))
+                wait_until(lambda: len(server.application.exchanges) == 3)
+                with Wire(server.port) as fourth:
+                    assert fourth.is_closed()  # `greeted` was busy a moment ago
+                for protocol in server.connections:
+                    protocol._keepalive.last_received_s -= IDLE_S
+                with Wire(server.port) as fifth:
+                    assert greeted.read_until(FrameType.GOAWAY)
+                    fifth.send(headers(1, end=True))
+                    fifth.response(1)
+            assert server.cap.ended == {"silent": 0, "displaced": 2, "rejected": 1}
+            assert server.application.exchanges[1].closings == 0
+        wait_until(lambda: not server.cap.open)
 
 
 def test_silent_clients_with_open_streams_are_pinged_and_closed_without_a_reply(grpc_loop: Loop) -> None:
