@@ -24,21 +24,21 @@ weir.gateway.http.openapi.description:MAX_MODEL_BYTES | part of one model in `/o
 weir.gateway.http.openapi.models:MAX_EXAMPLE_BYTES | inputs of the example of a model in `/openapi.json` | the model has no example
 weir.gateway.http.openapi.description:MAX_MODELS_BYTES | parts of all models in `/openapi.json` | further models have no paths of their own
 weir.gateway.http.routing:MAX_SHORT_BODY_BYTES | body of a request that changes settings | 400
-weir.gateway.stall_detection:STALL_PERIOD_S | time in which the next 16 KiB of a request must arrive | 408; the connection is closed
-weir.gateway.stall_detection:UNREAD_PERIOD_S | time in which the next 16 KiB of a response must be read; 30 s when memory is short | the stream or connection is closed
+weir.http_server.stall_detection:STALL_PERIOD_S | time in which the next 16 KiB of a request must arrive | 408; the connection is closed
+weir.http_server.stall_detection:UNREAD_PERIOD_S | time in which the next 16 KiB of a response must be read; 30 s when memory is short | the stream or connection is closed
 weir.calls.payload_store:SLOT_FROM_BYTES | an HTTP body received in ordinary memory | received in a payload slot
 weir.gateway.http.exchange:SLOT_AFTER_BYTES | part of a body that arrives before it gets a payload slot | ordinary memory
-weir.gateway.http.body_reader:DIRECT_FROM_BYTES | rest of a body that the parser passes on in copies | received directly in its payload slot
+weir.http_server.body_reader:DIRECT_FROM_BYTES | rest of a body that the parser passes on in copies | received directly in its payload slot
 weir.gateway.http2.send_buffer:MAX_SENT_FRAME_BYTES | a frame sent over gRPC | several frames
-weir.runtime.connection_cap:MAX_CONNECTIONS | connections of clients to a gateway, over all its ports; at most three quarters of its open files, and of one address three quarters of that | an idle connection ends; without one the new connection is rejected: 503
-weir.gateway.http.connection:FIRST_REQUEST_S | a new HTTP connection without the beginning of a request | closed
-weir.gateway.http.connection:KEEP_ALIVE_S | an HTTP connection that is idle between two requests | closed
+weir.http_server.connection_cap:MAX_CONNECTIONS | connections of clients to a gateway, over all its ports; at most three quarters of its open files, and of one address three quarters of that | an idle connection ends; without one the new connection is rejected: 503
+weir.http_server.connection:FIRST_REQUEST_S | a new HTTP connection without the beginning of a request | closed
+weir.http_server.connection:KEEP_ALIVE_S | an HTTP connection that is idle between two requests | closed
 weir.gateway.http2.keepalive:HANDSHAKE_TIMEOUT_S | a new gRPC connection without the settings of its client | closed
-weir.gateway.http.connection:MAX_HEAD_BYTES | URL and headers of a request | 400, and the connection ends
+weir.http_server.connection:MAX_HEAD_BYTES | URL and headers of a request | 400, and the connection ends
 weir.gateway.grpc.stream_infer:MAX_STREAM_REQUESTS | requests without a response on a gRPC stream | the stream is not read further
 weir.gateway.grpc.stream_infer:MAX_STREAM_REQUEST_BYTES | their messages together | the stream is not read further
 weir.gateway.grpc.messages:MAX_EXPANDED_BYTES | a compressed gRPC message, decompressed | RESOURCE_EXHAUSTED
-weir.gateway.http.connection:MAX_CHUNKS | chunks of a request's body | 400, and the connection ends
+weir.http_server.connection:MAX_CHUNKS | chunks of a request's body | 400, and the connection ends
 weir.gateway.http.generate:MAX_UNREAD_BYTES | unread responses of one stream | the connection is closed
 weir.gateway.nats.call:MAX_UNREAD_BYTES | unacknowledged responses to one NATS request | the request ends: 503
 weir.gateway.nats.call:ACKNOWLEDGEMENT_TIMEOUT_S | wait for a NATS caller's next acknowledgement | the request ends: 503

@@ -19,8 +19,8 @@ from weir.gateway.admin.repository import RepositoryControl
 from weir.gateway.admin.shared_memory import SharedMemoryRegions
 from weir.gateway.admin.traffic import TrafficControl
 from weir.gateway.cross_site import LOCAL, CrossSiteCheck
+from weir.http_server.connection_cap import ConnectionCap
 from weir.jobs.api.service import JobService
-from weir.runtime.connection_cap import ConnectionCap
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import Offload
 from weir.schemas.core.request_limits import RequestLimits

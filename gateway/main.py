@@ -56,7 +56,6 @@ from weir.gateway.context import GatewayContext
 from weir.gateway.cross_site import CrossSiteCheck
 from weir.gateway.grpc.server import LEAVE_TIMEOUT_S, GrpcServer
 from weir.gateway.http.app import make_app
-from weir.gateway.http.listeners import HttpListeners
 from weir.gateway.http.protocol import LINGER_S, HttpProtocol
 from weir.gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
 from weir.gateway.nats.api_bridge import ApiBridge
@@ -67,7 +66,8 @@ from weir.gateway.platforms.multi_model import MultiModel
 from weir.gateway.platforms.sagemaker import SageMaker
 from weir.gateway.platforms.vertex_ai import VertexAi
 from weir.gateway.settings import GatewaySettings
-from weir.gateway.stall_detection import MonitoredConnection, end_stalled_connections
+from weir.http_server.listeners import HttpListeners
+from weir.http_server.stall_detection import MonitoredConnection, end_stalled_connections
 from weir.jobs.api.service import JobService
 from weir.jobs.records.folders import BatchRoots
 from weir.jobs.records.store import JobStore

@@ -15,7 +15,6 @@ from typing import Any
 from weir.calls.request_headers import deadline_ms_in
 from weir.durable.api.options import read_preferences
 from weir.gateway.access import OPEN, Access
-from weir.gateway.connection_memory import no_memory
 from weir.gateway.grpc.messages import (
     ENCODINGS,
     PREFIX_BYTES,
@@ -31,7 +30,8 @@ from weir.gateway.http2.connection import ADVERTISED_HEADER_LIST_BYTES
 from weir.gateway.http2.headers import RequestHead
 from weir.gateway.http2.stream import Stream
 from weir.gateway.inflation import inflate
-from weir.gateway.stall_detection import StallDetector, StalledRequestError
+from weir.http_server.connection_memory import no_memory
+from weir.http_server.stall_detection import StallDetector, StalledRequestError
 from weir.runtime.containment import report
 from weir.runtime.memory_ledger import Account
 from weir.schemas.core.errors import WeirError

@@ -21,9 +21,7 @@ from weir.durable.api.async_requests import AsyncRequests
 from weir.durable.api.errors import StatusError, reject_region
 from weir.durable.api.lookup import AsyncRequestState
 from weir.durable.api.options import AsyncRequestOptions, Preferences, prefers_async, read_preferences
-from weir.gateway.connection_memory import MEMORY_KEY, RequestMemory, no_memory
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.asgi import CONNECTION_KEY
 from weir.gateway.http.compression import (
     IN_PLACE_BYTES,
     BodyInflation,
@@ -31,7 +29,6 @@ from weir.gateway.http.compression import (
     is_compressed,
     response_encoding,
 )
-from weir.gateway.http.connection import HttpConnection
 from weir.gateway.http.routing import (
     MODEL_PATHS,
     Handler,
@@ -44,6 +41,9 @@ from weir.gateway.http.routing import (
     weir_error_response,
 )
 from weir.gateway.inflation import inflate
+from weir.http_server.asgi import CONNECTION_KEY
+from weir.http_server.connection import HttpConnection
+from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
 from weir.runtime.offload import OFF_LOOP_BYTES
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, Parameters

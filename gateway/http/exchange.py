@@ -22,9 +22,7 @@ from weir.calls.request_templates import RequestTemplate
 from weir.calls.tracing import NOT_TRACED, Sampling
 from weir.gateway.access import add_parameters
 from weir.gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
-from weir.gateway.connection_memory import no_memory
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.asgi import raw_error_response
 from weir.gateway.http.compression import (
     IN_PLACE_BYTES,
     BodyInflation,
@@ -32,8 +30,10 @@ from weir.gateway.http.compression import (
     is_compressed,
     response_encoding,
 )
-from weir.gateway.http.connection import HttpConnection
 from weir.gateway.inflation import inflate
+from weir.http_server.asgi import raw_error_response
+from weir.http_server.connection import HttpConnection
+from weir.http_server.connection_memory import no_memory
 from weir.runtime.containment import contained
 from weir.runtime.offload import OFF_LOOP_BYTES
 from weir.schemas.core.errors import ErrorCode, WeirError, internal

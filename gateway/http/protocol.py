@@ -12,9 +12,9 @@ from typing import Any
 
 from weir.durable.api.options import prefers_async
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.asgi import HttpExchange
-from weir.gateway.http.connection import ConnectionLimits, HttpConnection
 from weir.gateway.http.exchange import InferExchange
+from weir.http_server.asgi import HttpExchange
+from weir.http_server.connection import ConnectionLimits, HttpConnection
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 MAX_CACHED_ROUTES = 4096

@@ -27,7 +27,7 @@ from weir.gateway.http2.headers import HeaderDecoder
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.http2.send_buffer import DEFAULT_WINDOW_BYTES, MAX_SENT_FRAME_BYTES, SendBuffer
 from weir.gateway.http2.stream import STREAM_WINDOW_BYTES, Application, Stream
-from weir.gateway.stall_detection import StallDetector
+from weir.http_server.stall_detection import StallDetector
 from weir.runtime.containment import report
 
 MAX_STREAMS = 1000

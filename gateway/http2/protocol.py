@@ -15,9 +15,9 @@ from weir.gateway.http2.keepalive import KeepaliveManager
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.http2.send_buffer import SendBuffer
 from weir.gateway.http2.stream import Application
-from weir.gateway.read_turns import ReadTurns
-from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
-from weir.runtime.connection_cap import MAX_CONNECTIONS, ConnectionCap, principal_of
+from weir.http_server.connection_cap import MAX_CONNECTIONS, ConnectionCap, principal_of
+from weir.http_server.read_turns import ReadTurns
+from weir.http_server.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
 from weir.runtime.memory_ledger import MemoryLedger
 
 _HIGH_WATER_BYTES = 512 * 1024
@@ -114,7 +114,7 @@ class Http2Protocol(asyncio.Protocol):
         self._account.close()
 
     def check_progress(self, now_s: float) -> None:
-        """Ends streams, or the connection, whose client has stopped sending or reading (`weir.gateway.stall_detection`)."""
+        """Ends streams, or the connection, whose client has stopped sending or reading."""
         period_s = STALL_PERIOD_S if self._ledger.is_short else UNREAD_PERIOD_S
         unsent_bytes = self._transport.get_write_buffer_size()
         if not unsent_bytes:

@@ -18,7 +18,7 @@ from weir.gateway.http2.frames import (
 )
 from weir.gateway.http2.headers import RequestHead
 from weir.gateway.http2.send_buffer import SendBuffer
-from weir.gateway.stall_detection import StallDetector
+from weir.http_server.stall_detection import StallDetector
 from weir.runtime.containment import contained
 
 STREAM_WINDOW_BYTES = 4 * 1024 * 1024

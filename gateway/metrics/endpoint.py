@@ -16,7 +16,6 @@ from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.bus.payloads.server import PayloadServer
 from weir.durable.api.reporting import read_counters, sum_counters
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.connection import ConnectionLimits, HttpConnection
 from weir.gateway.metrics.custom import custom_families, merge_families
 from weir.gateway.metrics.durable import durable_families
 from weir.gateway.metrics.openmetrics import negotiate
@@ -34,6 +33,7 @@ from weir.gateway.metrics.weir import (
     process_families,
     refusal_family,
 )
+from weir.http_server.connection import ConnectionLimits, HttpConnection
 from weir.runtime.loop_lag import process_health
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.processes.usage import process_usage

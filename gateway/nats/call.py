@@ -21,7 +21,7 @@ from weir.bus.nats.headers import pack_headers
 from weir.calls.catalog import ServedModel
 from weir.calls.message_bodies import BodyFormat, encode_error, encode_response, long_output_specs
 from weir.calls.request_headers import read_number
-from weir.gateway.connection_memory import no_memory
+from weir.http_server.connection_memory import no_memory
 from weir.runtime.containment import contained
 from weir.runtime.memory_ledger import Account
 from weir.runtime.offload import Offload

@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.calls.catalog import Catalog
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.asgi import HttpExchange, raw_error_response
-from weir.gateway.http.connection import HttpConnection
 from weir.gateway.http.exchange import InferExchange
 from weir.gateway.http.protocol import HttpProtocol, infer_route
 from weir.gateway.http.routing import error_response, weir_error_response
+from weir.http_server.asgi import HttpExchange, raw_error_response
+from weir.http_server.connection import HttpConnection
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.names import routed_path
 

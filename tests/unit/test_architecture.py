@@ -33,6 +33,7 @@ LAYERS = {
     "perf": 5,
     "calls": 3,
     "bus": 2,
+    "http_server": 2,
     "repository": 2,
     "telemetry": 2,
     "runtime": 1,
@@ -55,7 +56,7 @@ ROOMS = {
         "__main__ pytest_plugin",
     ),
     "gateway": (
-        "admin connection_memory cross_site inflation read_turns settings stall_detection",
+        "admin cross_site inflation settings",
         "access http2",
         "context",
         "grpc http nats",
@@ -125,6 +126,13 @@ ROOMS = {
         "observation payloads streams",
         "kv",
     ),
+    "http_server": (
+        "connection_cap connection_memory read_turns stall_detection",
+        "asgi",
+        "body_reader",
+        "connection",
+        "listeners",
+    ),
     "repository": (
         "dependencies problems",
         "completion paths",
@@ -141,7 +149,7 @@ ROOMS = {
         "child_processes control_groups locked_folder log_limiter offload_process own_hosts processes readiness ticks",
         "archives containment process_memory processors",
         "limits loop_lag memory_ledger offload",
-        "connection_cap role_life",
+        "role_life",
     ),
     "schemas": (
         "config core",

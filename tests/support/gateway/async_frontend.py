@@ -20,9 +20,9 @@ from weir.gateway.access import Access
 from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.server import GrpcServer
 from weir.gateway.http.app import make_app
-from weir.gateway.http.listeners import HttpListeners
 from weir.gateway.http.protocol import HttpProtocol
 from weir.gateway.settings import GatewaySettings
+from weir.http_server.listeners import HttpListeners
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, invalid, not_found
 from weir.schemas.core.request_limits import RequestLimits

@@ -13,8 +13,8 @@ from weir.calls.queues import BackpressureCache
 from weir.calls.tracing import Tracing
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.app import make_app
-from weir.gateway.http.listeners import HttpListeners
 from weir.gateway.http.protocol import HttpProtocol
+from weir.http_server.listeners import HttpListeners
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import not_found
 from weir.schemas.core.request_limits import RequestLimits

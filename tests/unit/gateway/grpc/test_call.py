@@ -14,10 +14,10 @@ from tritonclient.grpc import service_pb2
 from tests.support.gateway.grpc_frontend import TIMEOUT_S, GrpcFrontend, Loop, raw_request, tensor
 from tests.support.gateway.http2_peer import REQUEST, Wire, data, frame, headers, uint32
 from tests.support.waiting import wait_until
-from weir.gateway.connection_memory import no_memory
 from weir.gateway.grpc.messages import MAX_EXPANDED_BYTES
 from weir.gateway.grpc.options import GrpcOptions
 from weir.gateway.http2.frames import FrameType, Http2ErrorCode
+from weir.http_server.connection_memory import no_memory
 
 READY = service_pb2.ModelReadyRequest(name="add_sub").SerializeToString()
 

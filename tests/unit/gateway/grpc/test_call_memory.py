@@ -10,7 +10,7 @@ from tests.support.gateway.http2_peer import REQUEST, Wire, data, headers, setti
 from tests.support.waiting import wait_until
 from weir.gateway.grpc.options import GrpcOptions
 from weir.gateway.http2.frames import Setting
-from weir.gateway.stall_detection import STALL_PERIOD_S
+from weir.http_server.stall_detection import STALL_PERIOD_S
 
 CONTENT = bytes(1_000_000)
 LARGE = raw_request(

@@ -16,10 +16,10 @@ from tests.support.waiting import eventually
 from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadArena, PayloadBudget
 from weir.calls.payload_store import PayloadStore
-from weir.gateway.http.connection import HttpConnection
 from weir.gateway.http.exchange import InferExchange
-from weir.gateway.read_turns import TURN_BYTES
-from weir.gateway.stall_detection import STALL_PERIOD_S
+from weir.http_server.connection import HttpConnection
+from weir.http_server.read_turns import TURN_BYTES
+from weir.http_server.stall_detection import STALL_PERIOD_S
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import internal
 

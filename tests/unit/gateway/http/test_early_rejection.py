@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
-from weir.gateway.http.connection import MAX_CHUNKS
+from weir.http_server.connection import MAX_CHUNKS
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import internal, overloaded
 from weir.schemas.core.requests import InferRequest, InferResponse

@@ -12,10 +12,10 @@ from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadArena, PayloadBudget
 from weir.calls.payload_store import PayloadStore
 from weir.durable.api.reporting import read_ledger
-from weir.gateway.http.connection import MAX_HEAD_BYTES
 from weir.gateway.http.exchange import SLOT_AFTER_BYTES
 from weir.gateway.metrics.weir import memory_families, refusal_family
-from weir.gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
+from weir.http_server.connection import MAX_HEAD_BYTES
+from weir.http_server.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import internal

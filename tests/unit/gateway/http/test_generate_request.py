@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from weir.calls.in_flight import OnResponse
-from weir.gateway.connection_memory import RequestMemory
 from weir.gateway.http import generate as generation
 from weir.gateway.http.generate import WRONG_COUNT, GenerateEvent, GenerateRequest
+from weir.http_server.connection_memory import RequestMemory
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError, internal, not_found
 from weir.schemas.core.requests import InferRequest, InferResponse

@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.gateway.http_frontend import CONFIG, HttpFrontend, head, run
 from weir.gateway.http import protocol
-from weir.gateway.http.connection import MAX_CHUNKS
 from weir.gateway.http.protocol import MAX_CACHED_ROUTES, parse_route
+from weir.http_server.connection import MAX_CHUNKS
 from weir.runtime.containment import SITES
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import internal

@@ -27,8 +27,8 @@ from weir.gateway.http2 import keepalive as lifetime
 from weir.gateway.http2.frames import MAX_WINDOW, Flag, FrameType, Setting
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.http2.protocol import Http2Protocol
-from weir.gateway.read_turns import TURN_BYTES
-from weir.runtime.connection_cap import IDLE_S, ConnectionCap
+from weir.http_server.connection_cap import IDLE_S, ConnectionCap
+from weir.http_server.read_turns import TURN_BYTES
 from weir.runtime.memory_ledger import MemoryLedger
 
 SILENT = [*REQUEST[:2], (b":path", b"/silent")]

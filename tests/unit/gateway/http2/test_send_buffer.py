@@ -15,7 +15,7 @@ from tests.support.gateway.http2_peer import (
 from weir.gateway.http2.connection import CONNECTION_WINDOW_BYTES
 from weir.gateway.http2.frames import Flag, FrameType, Http2ErrorCode, Setting
 from weir.gateway.http2.headers import encode_headers
-from weir.gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
+from weir.http_server.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
 from weir.runtime.memory_ledger import MemoryLedger
 
 CHUNK = bytes(16_000)

@@ -1,17 +1,14 @@
-"""`HttpListeners`: the HTTP servers of a gateway and their ports."""
+"""`HttpListeners`: the HTTP servers of a process and their ports."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import logging
 import socket
 import time
 from collections.abc import Callable
 
-from weir.gateway.http.connection import HttpConnection
-
-logger = logging.getLogger("weir.gateway")
+from weir.http_server.connection import HttpConnection
 
 _BACKLOG = 2048
 _POLL_S = 0.01

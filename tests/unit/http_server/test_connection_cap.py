@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.runtime import connection_cap
-from weir.runtime.connection_cap import (
+from weir.http_server import connection_cap
+from weir.http_server.connection_cap import (
     DISPLACED,
     EXAMINED,
     IDLE_S,

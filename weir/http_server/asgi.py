@@ -7,7 +7,7 @@ import re
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from weir.gateway.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
+from weir.http_server.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
 from weir.runtime.containment import report
 from weir.schemas.core.errors import WeirError, internal
 from weir.schemas.core.request_limits import too_large
@@ -218,7 +218,7 @@ class AsgiExchange:
             connection.transport.close()
             raise
         except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
-            report("weir.gateway.http.asgi: serving a request", error)
+            report("weir.http_server.asgi: serving a request", error)
         if self._is_disconnected or self.response_complete:
             return
         if not self._response_started:

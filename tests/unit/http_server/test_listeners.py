@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from weir.gateway.http.connection import ConnectionLimits, HttpConnection
-from weir.gateway.http.listeners import HttpListeners
-from weir.runtime.connection_cap import ConnectionCap
+from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.connection_cap import ConnectionCap
+from weir.http_server.listeners import HttpListeners
 from weir.runtime.memory_ledger import MemoryLedger
 
 LIMITS = ConnectionLimits(

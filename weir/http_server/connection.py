@@ -14,12 +14,12 @@ from typing import Any
 
 import httptools
 
-from weir.gateway.connection_memory import ConnectionMemory, no_memory
-from weir.gateway.http.asgi import AsgiExchange, HttpExchange, raw_error_response
-from weir.gateway.http.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
-from weir.gateway.read_turns import ReadTurns
-from weir.gateway.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
-from weir.runtime.connection_cap import IDLE_S, ConnectionCap, principal_of
+from weir.http_server.asgi import AsgiExchange, HttpExchange, raw_error_response
+from weir.http_server.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
+from weir.http_server.connection_cap import IDLE_S, ConnectionCap, principal_of
+from weir.http_server.connection_memory import ConnectionMemory, no_memory
+from weir.http_server.read_turns import ReadTurns
+from weir.http_server.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
 from weir.runtime.containment import contained, report
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError, internal, invalid, overloaded
@@ -286,7 +286,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, RequestHeadError):
-                report("weir.gateway.http.connection: parsing a request", error)
+                report("weir.http_server.connection: parsing a request", error)
                 self._reject_framing(internal("internal server error"))
             else:
                 self._reject_framing(_malformed(str(cause or error)))

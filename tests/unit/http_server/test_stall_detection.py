@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from weir.gateway import stall_detection
-from weir.gateway.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, StallDetector, end_stalled_connections
+from weir.http_server import stall_detection
+from weir.http_server.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, StallDetector, end_stalled_connections
 from weir.runtime.memory_ledger import MemoryLedger
 
 

@@ -1,6 +1,6 @@
 """What connections and requests hold is charged to the client's address and released once."""
 
-from weir.gateway.connection_memory import ConnectionMemory, RequestMemory, no_memory
+from weir.http_server.connection_memory import ConnectionMemory, RequestMemory, no_memory
 from weir.runtime.memory_ledger import MemoryLedger
 
 

@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from weir.gateway.http.asgi import HttpExchange
-from weir.gateway.read_turns import TURN_BYTES
+from weir.http_server.asgi import HttpExchange
+from weir.http_server.read_turns import TURN_BYTES
 
 DIRECT_FROM_BYTES = 32 * 1024
 """The rest of a body is received directly if it has at least so many bytes; exchanging the protocol costs some 10 us."""
@@ -21,7 +21,7 @@ _DROPPED_AT_ONCE_BYTES = 64 * 1024
 
 
 class BodyConnection(Protocol):
-    """The connection that a `BodyReader` stands in for: `weir.gateway.http.connection.HttpConnection`."""
+    """The connection that a `BodyReader` stands in for: `weir.http_server.connection.HttpConnection`."""
 
     def count_read(self, size: int) -> None:
         """`size` bytes were read: after `TURN_BYTES` others have their turn."""

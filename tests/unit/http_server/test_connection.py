@@ -12,11 +12,11 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.support.waiting import eventually
-from weir.gateway.http import connection
-from weir.gateway.http.asgi import HttpExchange
-from weir.gateway.http.connection import ConnectionLimits, HttpConnection
-from weir.gateway.http.listeners import HttpListeners
-from weir.runtime.connection_cap import ConnectionCap
+from weir.http_server import connection
+from weir.http_server.asgi import HttpExchange
+from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.connection_cap import ConnectionCap
+from weir.http_server.listeners import HttpListeners
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError
 
