@@ -52,6 +52,7 @@ weir.gateway.admin.peers:ANSWER_TIMEOUT_S | wait of a change for the other gatew
 weir.cluster.counters.collection:QUERY_TIMEOUT_S | wait for counters | the last received ones are used
 weir.gateway.admin.shared_memory:MAX_REGIONS | shared-memory regions registered on a host | 503
 weir.gateway.http.admin:MAX_BODY_BYTES | body that registers a region | 400
+weir.console.main:MAX_MEMORY_BYTES | what clients of a console have sent, or have not read | 503
 # Observation of batches and requests
 weir.bus.observation:MAX_LEASES | observers of a gateway or a scheduler, each of one model or of all | ignored
 weir.schemas.wire.observation:LEASE_S | an observation that is not renewed | it ends

@@ -20,7 +20,6 @@ from weir.gateway.context import GatewayContext
 from weir.gateway.http.load_request import READ_LOAD, load_parameters, read_parameters
 from weir.gateway.http.routing import (
     MODEL_PATHS,
-    Route,
     author_of,
     error_response,
     get,
@@ -30,6 +29,7 @@ from weir.gateway.http.routing import (
     read_body,
     read_short_body,
 )
+from weir.http_server.routing import Route
 from weir.repository.config_text import config_to_json
 from weir.runtime.offload import OFF_LOOP_BYTES
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid

@@ -25,8 +25,9 @@ from weir.gateway.http.async_requests import job_routes
 from weir.gateway.http.batch_jobs import batch_job_routes
 from weir.gateway.http.generate import generate_routes
 from weir.gateway.http.openapi.routes import openapi_routes
-from weir.gateway.http.routing import MODEL_PATHS, Route, error_response, weir_error_response
+from weir.gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
 from weir.gateway.http.traffic import history_routes, traffic_routes
+from weir.http_server.routing import Route
 from weir.schemas.core.errors import WeirError
 
 

@@ -32,7 +32,6 @@ from weir.gateway.http.compression import (
 from weir.gateway.http.routing import (
     MODEL_PATHS,
     Handler,
-    Route,
     error_response,
     get,
     json_response,
@@ -44,6 +43,7 @@ from weir.gateway.inflation import inflate
 from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
+from weir.http_server.routing import Route
 from weir.runtime.offload import OFF_LOOP_BYTES
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, Parameters

@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.routing import Handler, Route, get, json_response, post, read_body
+from weir.gateway.http.routing import Handler, get, json_response, post, read_body
+from weir.http_server.routing import Route
 from weir.jobs.records.record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobState
 from weir.schemas.core.errors import invalid
 from weir.schemas.kserve.json_documents import load_json

@@ -22,10 +22,11 @@ from weir.calls.request_headers import DEADLINE_HEADER, read_deadline_ms
 from weir.gateway.access import add_parameters
 from weir.gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.routing import MODEL_PATHS, Route, model_and_version, post
+from weir.gateway.http.routing import MODEL_PATHS, model_and_version, post
 from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory
+from weir.http_server.routing import Route
 from weir.runtime.offload import OFF_LOOP_BYTES, Offload
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.requests import InferRequest, InferResponse

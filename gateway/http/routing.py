@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import orjson
-from starlette import routing
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Scope
 
+from weir.http_server.routing import Route
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.request_limits import too_large
 from weir.schemas.kserve.response import error_body
@@ -39,17 +37,6 @@ MAX_SHORT_BODY_BYTES = 1 << 20
 
 MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digits}")
 """The prefixes of a model's routes: without and with a version."""
-
-
-class Route(routing.Route):
-    """A route for the paths of `weir.schemas.core.names.routed_path`: it decodes what is left of the names in them."""
-
-    def matches(self, scope: Scope) -> tuple[routing.Match, Scope]:
-        """Whether the route matches, and what it adds to the scope."""
-        match, added = super().matches(scope)
-        for name, value in added.get("path_params", {}).items():
-            added["path_params"][name] = urllib.parse.unquote(value)
-        return match, added
 
 
 def get(path: str, handler: Handler) -> Route:

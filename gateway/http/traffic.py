@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from weir.gateway.admin.traffic import checked, read_ramp, read_shadow
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.routing import Route, author_of, get, json_response, post, read_short_body
+from weir.gateway.http.routing import author_of, get, json_response, post, read_short_body
+from weir.http_server.routing import Route
 from weir.schemas.config.traffic import read_rule
 from weir.schemas.core.errors import invalid
 from weir.schemas.kserve.json_documents import load_json

@@ -22,7 +22,8 @@ from starlette.responses import Response
 
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.app import Gatekeeper
-from weir.gateway.http.routing import Route, error_response, json_response, read_short_body
+from weir.gateway.http.routing import error_response, json_response, read_short_body
+from weir.http_server.routing import Route
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
 from weir.schemas.kserve.json_documents import load_json
 from weir.schemas.wire.model_control import RegisteredFolder

@@ -127,7 +127,7 @@ ROOMS = {
         "kv",
     ),
     "http_server": (
-        "connection_cap connection_memory read_turns stall_detection",
+        "connection_cap connection_memory read_turns routing stall_detection",
         "asgi",
         "body_reader",
         "connection",

@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import functools
 import logging
-import math
-import socket
-from collections.abc import Iterator
 
 import weir.bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
 
-import uvicorn
 from nats.errors import Error as NatsError
+from starlette.types import ASGIApp
 
 from weir.bus.kv.presence import Presence, own_release
 from weir.bus.naming.identity import own_id
@@ -25,11 +22,17 @@ from weir.bus.streams.dead_letters import DeadLetters
 from weir.calls.gateway_api import GatewayApi
 from weir.cluster.observation.observer import Observation
 from weir.console import DEFAULT_PORT
+from weir.console.api.acting import MAX_BODY_BYTES
 from weir.console.api.app import make_app
 from weir.console.api.context import ConsoleContext
 from weir.console.collection.view import ClusterView
 from weir.console.settings import ConsoleSettings
+from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.connection_cap import ConnectionCap
+from weir.http_server.listeners import HttpListeners
+from weir.http_server.stall_detection import end_stalled_connections
 from weir.runtime.limits.process_limits import find_limits, log_limits
+from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
 from weir.runtime.role_life import run_role
 from weir.schemas.core.errors import WeirError
@@ -38,10 +41,11 @@ from weir.telemetry.logs import configure_logging
 
 logger = logging.getLogger("weir.console")
 
-_BACKLOG = 128
-_STOP_S = 1
-_IDLE_CONNECTION_S = 75
-_MAX_CONNECTIONS = 200
+MAX_MEMORY_BYTES = 64 << 20
+"""What clients have sent to the console, or have not read yet."""
+
+_DOOR = "console"
+_STOP_S = 1.0
 
 
 def run(settings: ConsoleSettings) -> int:
@@ -55,8 +59,9 @@ def run(settings: ConsoleSettings) -> int:
 async def _serve(settings: ConsoleSettings, stop: asyncio.Event, background: asyncio.TaskGroup) -> int:
     async with contextlib.AsyncExitStack() as stops:
         try:
-            listener = _bind(settings)
-            stops.callback(listener.close)
+            listeners = HttpListeners()
+            port = DEFAULT_PORT if settings.console_port is None else settings.console_port
+            listeners.bind(_DOOR, settings.console_address, port)
             context, presence = await _connect(settings, background, stops)
         except (OSError, ValueError, TimeoutError, NatsError, WeirError) as error:
             message = error.message if isinstance(error, WeirError) else str(error) or type(error).__name__
@@ -64,29 +69,37 @@ async def _serve(settings: ConsoleSettings, stop: asyncio.Event, background: asy
             announce_failure(message)
             return 1
         app = make_app(context, settings.console_address, settings.allowed_hosts)
-        server = _Server(
-            uvicorn.Config(
-                app,
-                access_log=False,
-                log_config=None,
-                lifespan="off",
-                server_header=False,
-                limit_concurrency=_MAX_CONNECTIONS,
-                timeout_keep_alive=_IDLE_CONNECTION_S,
-                timeout_graceful_shutdown=min(_STOP_S, math.ceil(settings.exit_timeout_secs)),
-            )
-        )
-        serving = background.create_task(server.serve([listener]))
+        await _serve_page(app, listeners, background, stops, min(_STOP_S, settings.exit_timeout_secs))
         announcing = await presence.start(background)
         stops.callback(presence.publish, leaving=True)
         stops.callback(announcing.cancel)
-        port = listener.getsockname()[1]
+        port = listeners.port(_DOOR)
         logger.info("the console is at http://%s:%d", settings.console_address, port)
         announce_ready(console_port=port)
         await stop.wait()
-        server.should_exit = True
-        await serving
     return 0
+
+
+async def _serve_page(
+    app: ASGIApp,
+    listeners: HttpListeners,
+    background: asyncio.TaskGroup,
+    stops: contextlib.AsyncExitStack,
+    stop_timeout_s: float,
+) -> None:
+    """Serves `app` with a gateway's bounds for clients. At the stop requests have `stop_timeout_s` to end."""
+    ledger = MemoryLedger(MAX_MEMORY_BYTES)
+    limits = ConnectionLimits(
+        ledger=ledger,
+        arriving_slots=MemoryLedger(),
+        cap=ConnectionCap.of_process(),
+        max_body_bytes=2 * MAX_BODY_BYTES,  # beyond MAX_BODY_BYTES the application explains where to send it
+    )
+    await listeners.serve(_DOOR, functools.partial(HttpConnection, app, limits))
+    stops.push_async_callback(listeners.wait_disconnected, _DOOR, stop_timeout_s)
+    stops.callback(listeners.stop, _DOOR)
+    stalls = background.create_task(end_stalled_connections(listeners.all_connections, ledger))
+    stops.callback(stalls.cancel)
 
 
 async def _connect(
@@ -122,28 +135,3 @@ async def _connect(
         allows_changes=settings.console_allow_changes,
     )
     return context, Presence(bus, "console", id)
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves the signals of the process to `run_role`."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Does nothing: the role's stop event ends the server."""
-        yield
-
-
-def _bind(settings: ConsoleSettings) -> socket.socket:
-    """A listening socket. Raises OSError, with the address, if it can't be had."""
-    address = settings.console_address
-    port = DEFAULT_PORT if settings.console_port is None else settings.console_port
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise OSError(f"--console-port={port}: {error.strerror} ({address})") from error
-    return listener

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -89,6 +90,17 @@ def test_a_request_from_the_form_is_answered_as_any_other(console: Any, server: 
     for language, text in (("curl", "curl -s http://"), ("Python", "tritonclient.http"), ("nats", "nats request")):
         console.get_by_role("tab", name=language, exact=True).click()
         expect(console.locator(".copies pre")).to_contain_text(text)
+
+
+def test_silent_connections_keep_nobody_out(server: ConsoleServer) -> None:
+    port = int(server.console_url.rstrip("/").rpartition(":")[2])
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(250)]
+    try:
+        with urllib.request.urlopen(f"{server.console_url}/api/session", timeout=10) as answer:
+            assert answer.status == 200
+    finally:
+        for connection in silent:
+            connection.close()
 
 
 def test_the_copied_requests_are_answered(console: Any, server: ConsoleServer) -> None:

@@ -12,11 +12,11 @@ from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.calls.gateway_api import Response as ApiResponse
 from weir.console.api.context import ConsoleContext
 from weir.console.api.responses import error_response
+from weir.http_server.routing import Route
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.names import model_path
 

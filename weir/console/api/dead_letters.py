@@ -8,12 +8,12 @@ from typing import Any
 from nats.errors import Error as NatsError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.bus.streams.dead_letters import DeadLetter
 from weir.console.api.acting import guarded
 from weir.console.api.context import ConsoleContext
 from weir.console.api.responses import error_response, json_response, read_integer
+from weir.http_server.routing import Route
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.names import model_identity
 

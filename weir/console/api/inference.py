@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.bus.naming import subjects
 from weir.bus.nats.headers import pack_headers, parse_headers
@@ -19,6 +18,7 @@ from weir.console.api.acting import MAX_BODY_BYTES, guarded, read_body
 from weir.console.api.context import ConsoleContext
 from weir.console.api.observed import spans_of
 from weir.console.api.responses import error_response, json_response, read_integer
+from weir.http_server.routing import Route
 
 TIMEOUT_S = 60.0
 """How long a request waits for its last response."""

@@ -10,13 +10,13 @@ from typing import Any
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.calls.catalog import ServedModel
 from weir.cluster.counters.version_totals import VersionTotals
 from weir.console.api.context import ConsoleContext
 from weir.console.api.responses import error_response, json_response, read_integer
 from weir.console.history.series import MODEL_COLUMNS
+from weir.http_server.routing import Route
 from weir.schemas.core.names import model_path, plain_name
 from weir.schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
 

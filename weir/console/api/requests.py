@@ -8,12 +8,12 @@ from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from weir.bus.naming import durable_subjects
 from weir.console.api.context import ConsoleContext
 from weir.console.api.observed import batch_page, trace_details, trace_row
 from weir.console.api.responses import error_response, json_response, read_integer
+from weir.http_server.routing import Route
 from weir.schemas.wire.terminal import TerminalRecord
 
 MAX_REQUESTS = 500
