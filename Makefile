@@ -98,7 +98,7 @@ gpu-check: ## Run the tests and the benchmark that need an NVIDIA GPU; again: go
 	$(PYTHON) -m benchmarks.gpu.check --site .gpu-bundle/site $(if $(DEVICE),--device $(DEVICE))
 else
 gpu-check: $(TESTED)
-	$(if $(filter cpu,$(DEVICE)),,$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9")
+	$(if $(filter cpu,$(DEVICE)),,$(RUN) pip install --quiet --disable-pip-version-check "cuda-bindings>=12.9.1")
 	$(RUN) benchmarks.gpu.check $(if $(DEVICE),--device $(DEVICE))
 endif
 

@@ -37,7 +37,7 @@ from weir.worker.cuda.buffers import BatchBuffers, size_of
 from weir.worker.cuda.device_instance import DeviceInstance
 from weir.worker.cuda.pinned import HostBuffer
 from weir.worker.cuda.stream import CudaStream, InstanceStreams
-from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle
 from weir.worker.execution.batch_tensors import BatchAssembler, BatchInputs, BatchOutputs, NamedDatatype, ragged_inputs
 
 Outputs = Mapping[str, Any]
@@ -149,8 +149,8 @@ class InstanceBackend:
     def _gpu_problem(self, devices: WorkerDevices) -> str:
         if not devices.host_gpus:
             return "this machine has no GPU"
-        if not has_cuda_bindings():
-            return NO_CUDA_BINDINGS
+        if obstacle := cuda_obstacle():
+            return obstacle
         missing = next((module for module in self.requires_on_gpus if not _is_installed(module)), "")
         return f"the module {missing} is not installed" if missing else ""
 

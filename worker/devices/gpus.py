@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.metadata
 import importlib.util
 import threading
 import uuid
@@ -46,12 +47,50 @@ NO_CUDA_BINDINGS = "the cuda-bindings package is not installed: install weir-ser
 """Why no instance can run on a GPU without it, whatever its backend."""
 
 
+DRIVERS = {12: 525, 13: 580}
+"""The first branch of NVIDIA's driver for each major version of CUDA. Source: CUDA's minor version compatibility."""
+
+
 def has_cuda_bindings() -> bool:
     """Whether the package through which instances use their GPU is installed. Imports no CUDA library."""
     try:
         return importlib.util.find_spec("cuda.bindings") is not None
     except ModuleNotFoundError:
         return False
+
+
+def cuda_obstacle() -> str:
+    """Why no instance can run on a GPU of this machine, whatever its backend; "" for none. Imports no CUDA library."""
+    if not has_cuda_bindings():
+        return NO_CUDA_BINDINGS
+    try:
+        installed = importlib.metadata.version("cuda-bindings")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    supported, major = driver_cuda_version(), int(installed.partition(".")[0])
+    if supported is None or supported[0] >= major:
+        return ""
+    return (
+        f"the NVIDIA driver supports CUDA up to {'.'.join(map(str, supported))}, and cuda-bindings {installed} needs CUDA "
+        f"{major}: update the driver to {driver_for(major)} or newer, or install the packages for CUDA {supported[0]}"
+    )
+
+
+def driver_for(cuda: int) -> str:
+    """The first branch of NVIDIA's driver for a major version of CUDA: "R580"."""
+    return f"R{DRIVERS[cuda]}" if cuda in DRIVERS else "a newer branch"
+
+
+def driver_cuda_version(open_driver: Callable[[], Any] = lambda: ctypes.CDLL(_DRIVER)) -> tuple[int, int] | None:
+    """The newest version of CUDA that the driver supports; None without a driver."""
+    try:
+        driver = open_driver()
+    except OSError:
+        return None
+    number = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(number)):
+        return None
+    return number.value // 1000, number.value % 1000 // 10
 
 
 class _CudaError(Exception):
@@ -234,5 +273,6 @@ def _read_memory(gpu: int) -> tuple[int, int]:
     chosen, *_ = runtime.cudaSetDevice(gpu)
     status, free, total = (chosen, 0, 0) if int(chosen) else runtime.cudaMemGetInfo()
     if int(status):
-        raise WeirError(ErrorCode.UNAVAILABLE, f"GPU {gpu} can't be used: {getattr(status, 'name', status)}")
+        reason = cuda_obstacle() or getattr(status, "name", status)
+        raise WeirError(ErrorCode.UNAVAILABLE, f"GPU {gpu} can't be used: {reason}")
     return int(free), int(total)

@@ -11,6 +11,7 @@ from weir.bus.nats.embedded_server import MINIMUM_VERSION
 from weir.bus.payloads.arena import MIN_BUDGET_BYTES
 from weir.commands.doctor.facts import DiskFacts, Facts
 from weir.commands.listening import IN_USE
+from weir.worker.devices.gpus import driver_for
 
 State = Literal["ok", "note", "warning", "problem"]
 """A problem keeps Weir, or an installed part of it, from working; a warning costs speed or safety; a note is neither."""
@@ -232,10 +233,10 @@ def _gpus(facts: Facts) -> Iterator[Finding]:
         return
     for one in gpu.gpus:
         yield Finding("ok", f"GPU {one.ordinal}: {one.name}, {size(one.memory_bytes)}; {driver}")
-    if not gpu.has_bindings:
+    if gpu.obstacle:
         yield Finding(
             "warning",
-            "package cuda-bindings is not installed, so no model can run on a GPU",
+            f"no model can run on a GPU: {gpu.obstacle}",
             "pip install 'weir-serve[gpu]' for ONNX models, 'weir-serve[torch,cuda]' for PyTorch",
         )
 
@@ -258,7 +259,15 @@ def _cuda_packages(facts: Facts) -> Iterator[Finding]:
             "problem",
             f"the driver supports CUDA up to {'.'.join(map(str, gpu.cuda_version))}, and these packages need CUDA {needs}: "
             f"{', '.join(too_new)}",
-            f"update the NVIDIA driver, or install versions of the packages for CUDA {major}",
+            f"update the NVIDIA driver to {driver_for(needs)} or newer, or install the packages for CUDA {major}",
+        )
+        return
+    old = [version for name, version, _ in gpu.packages if name == "cuda-bindings" and version.startswith("12.9.0")]
+    if old:
+        yield Finding(
+            "warning",
+            f"cuda-bindings {old[0]} holds Python's lock while it waits for a GPU, so all models of a worker wait",
+            "pip install --upgrade 'cuda-bindings>=12.9.1,<13'",
         )
     else:
         yield Finding("ok", f"{len(gpu.packages)} packages of CUDA fit the driver")
@@ -390,7 +399,7 @@ CHECKS = (
     Check(
         "cuda packages",
         "installed packages that need CUDA, and the ONNX Runtimes",
-        "no newer major version of CUDA than the driver's; one ONNX Runtime",
+        "no newer major version of CUDA than the driver's; no cuda-bindings 12.9.0; one ONNX Runtime",
         _cuda_packages,
     ),
     Check(

@@ -64,7 +64,7 @@ class GpuFacts(NamedTuple):
     """GPUs, driver, and installed packages of CUDA.
 
     `problem` is why there is no GPU. `cuda_version` is the newest CUDA that the driver supports. `packages` has (name,
-    version, major version of CUDA that it needs).
+    version, major version of CUDA that it needs). `obstacle` is why no model can run on a GPU that there is.
     """
 
     gpus: Sequence[Gpu]
@@ -72,7 +72,7 @@ class GpuFacts(NamedTuple):
     driver_version: str
     cuda_version: tuple[int, int] | None
     packages: Sequence[tuple[str, str, int]]
-    has_bindings: bool
+    obstacle: str
 
 
 class DiskFacts(NamedTuple):

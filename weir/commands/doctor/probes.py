@@ -44,7 +44,7 @@ from weir.runtime.control_groups import limits_of
 from weir.runtime.limits.budgets import memory_for_requests_bytes
 from weir.runtime.processors import processor_count
 from weir.worker.backends.registry import BackendRegistry
-from weir.worker.devices.gpus import HostGpus, find_gpus, has_cuda_bindings
+from weir.worker.devices.gpus import HostGpus, cuda_obstacle, driver_cuda_version, find_gpus
 from weir.worker.devices.metrics import find_nvml
 
 SYNCS = 20
@@ -53,7 +53,6 @@ SYNCS = 20
 SYNCED_BYTES = 4096
 """What is written before each sync: about a small durable request."""
 
-_DRIVER = "libcuda.so.1"
 _CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 _CLOCK_READS = 10_000
 _TIMEX_BYTES, _STATUS_OFFSET, _UNSYNCHRONIZED = 208, 40, 0x40
@@ -194,7 +193,7 @@ def probe_gpu(gpus: HostGpus) -> GpuFacts:
         if major is not None:
             packages.append((name, version, major))
     return GpuFacts(
-        gpus.gpus, gpus.problem, _driver_version(), _cuda_version(), sorted(set(packages)), has_cuda_bindings()
+        gpus.gpus, gpus.problem, _driver_version(), driver_cuda_version(), sorted(set(packages)), cuda_obstacle()
     )
 
 
@@ -212,18 +211,6 @@ def _driver_version() -> str:
     except nvml.NVMLError:
         return ""
     return version.decode() if isinstance(version, bytes) else str(version)
-
-
-def _cuda_version() -> tuple[int, int] | None:
-    """The newest version of CUDA that the driver supports; None without a driver."""
-    try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError:
-        return None
-    number = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(number)) != 0:
-        return None
-    return number.value // 1000, number.value % 1000 // 10
 
 
 def probe_disk(folder: Path) -> DiskFacts:

@@ -42,7 +42,7 @@ from weir.worker.backends.onnxruntime.tensors import (
     described,
     dims,
 )
-from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle
 from weir.worker.execution.batch_tensors import TensorDeclarations
 
 
@@ -60,8 +60,8 @@ class OnnxRuntimeBackend:
             problems.append("KIND_GPU: the driver reports no GPU on this machine")
         elif not found.has_cuda:
             problems.append(f"KIND_GPU: {NO_CUDA}")
-        elif not has_cuda_bindings():
-            problems.append(f"KIND_GPU: {NO_CUDA_BINDINGS}")
+        elif obstacle := cuda_obstacle():
+            problems.append(f"KIND_GPU: {obstacle}")
         else:
             return Availability(("KIND_CPU", "KIND_GPU"), formats, found.version, tuple(problems))
         return Availability(("KIND_CPU",), formats, found.version, tuple(problems))

@@ -30,7 +30,7 @@ from weir.worker.backends.python.environment import check_parameters, environmen
 from weir.worker.backends.python.microbatch import ProcessMicrobatch
 from weir.worker.backends.python.process import ProcessDied, ProcessSpec, PythonProcess, auto_complete
 from weir.worker.backends.python.supervisor import ProcessLimits, ProcessSupervisor, SupervisedInstance
-from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle
 
 logger = logging.getLogger("weir.worker")
 
@@ -54,8 +54,8 @@ class PythonBackend:
         version = platform.python_version()
         if not devices.host_gpus:
             return Availability(("KIND_CPU", "KIND_MODEL"), formats, version)
-        if not has_cuda_bindings():
-            return Availability(("KIND_CPU", "KIND_MODEL"), formats, version, (f"KIND_GPU: {NO_CUDA_BINDINGS}",))
+        if obstacle := cuda_obstacle():
+            return Availability(("KIND_CPU", "KIND_MODEL"), formats, version, (f"KIND_GPU: {obstacle}",))
         return Availability(("KIND_CPU", "KIND_GPU", "KIND_MODEL"), formats, version)
 
     def describe(self, model: ModelVersion) -> ModelConfig | None:

@@ -42,7 +42,7 @@ from weir.worker.backends.pytorch.programs import (
 from weir.worker.backends.pytorch.runner import TorchCall, TorchRunner
 from weir.worker.backends.pytorch.signature import check_strings, input_places, output_places
 from weir.worker.backends.pytorch.tensors import TensorConverter
-from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, has_cuda_bindings
+from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle
 from weir.worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
 
 logger = logging.getLogger("weir.worker")
@@ -65,8 +65,8 @@ class PyTorchBackend:
             problems = (f"torch {version} is built without CUDA, so it can't run on GPUs",)
         elif not devices.host_gpus:
             problems = ("this machine has no GPU",)
-        elif not has_cuda_bindings():
-            problems = (f"KIND_GPU: {NO_CUDA_BINDINGS}",)
+        elif obstacle := cuda_obstacle():
+            problems = (f"KIND_GPU: {obstacle}",)
         else:
             runs_on += ("KIND_GPU",)
         return Availability(runs_on, formats, version, problems)

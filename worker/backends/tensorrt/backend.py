@@ -28,7 +28,7 @@ from weir.worker.backend_api.interface import (
     installed_version,
 )
 from weir.worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
-from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices, find_gpus, has_cuda_bindings
+from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle, find_gpus
 from weir.worker.execution.batch_tensors import TensorDeclarations
 
 logger = logging.getLogger("weir.tensorrt")
@@ -51,8 +51,8 @@ class TensorRtBackend:
             return Availability(
                 (), _FORMATS, installed_version(*_PACKAGES), ("it runs on GPUs only, and this machine has none",)
             )
-        if not has_cuda_bindings():
-            return Availability((), _FORMATS, installed_version(*_PACKAGES), (NO_CUDA_BINDINGS,))
+        if obstacle := cuda_obstacle():
+            return Availability((), _FORMATS, installed_version(*_PACKAGES), (obstacle,))
         return Availability(("KIND_GPU",), _FORMATS, installed_version(*_PACKAGES))
 
     def describe(self, model: ModelVersion) -> DescribedModel | None:

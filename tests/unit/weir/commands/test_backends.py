@@ -33,7 +33,7 @@ def test_the_table_of_a_machine_without_a_gpu() -> None:
 
 
 def test_the_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.worker.backends.python.backend.has_cuda_bindings", lambda: True)
+    monkeypatch.setattr("weir.worker.backends.python.backend.cuda_obstacle", lambda: "")
     rows = {row.name: row for row in backend_rows(BackendRegistry(), TWO)}
     assert (rows["python"].cpu, rows["python"].gpus, rows["python"].problems) == (True, [0, 1], [])
     lines = as_text(list(rows.values()), TWO, is_terminal=False).splitlines()

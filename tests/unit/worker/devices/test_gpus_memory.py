@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import pytest
 
+from tests.support.fakes.cuda_device import fake_cuda_runtime
 from weir.schemas.config.model_config import InstanceGroup, ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError
-from weir.worker.devices.gpus import GpuMemory, WorkerDevices, gpu_limits
+from weir.worker.devices.gpus import GpuMemory, WorkerDevices, cuda_obstacle, gpu_limits
 from weir.worker.lifecycle.instance_plan import planned_instances, used_gpus
 
 GIB = 1 << 30
@@ -77,3 +80,39 @@ def test_a_worker_runs_the_instances_of_its_gpu() -> None:
         WorkerDevices.of([0, 1], 2)
     with pytest.raises(WeirError, match="there is no GPU 0: this host has none"):
         WorkerDevices.of([], 0)
+
+
+@pytest.mark.parametrize(
+    ("installed", "supported", "obstacle"),
+    [
+        ("13.5.0", (13, 0), ""),
+        ("12.9.4", (13, 0), ""),
+        ("12.9.4", (12, 2), ""),
+        ("13.5.0", None, ""),  # without a driver there is no GPU anyway
+        ("", (12, 8), ""),  # no metadata
+        (
+            "13.5.0",
+            (12, 8),
+            "the NVIDIA driver supports CUDA up to 12.8, and cuda-bindings 13.5.0 needs CUDA 13: update the driver to R580 "
+            "or newer, or install the packages for CUDA 12",
+        ),
+    ],
+)
+def test_a_driver_that_is_too_old_is_named_before_and_at_a_load(
+    monkeypatch: pytest.MonkeyPatch, installed: str, supported: tuple[int, int] | None, obstacle: str
+) -> None:
+    def version(_name: str) -> str:
+        if not installed:
+            raise PackageNotFoundError
+        return installed
+
+    monkeypatch.setattr("weir.worker.devices.gpus.has_cuda_bindings", lambda: True)
+    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setattr("weir.worker.devices.gpus.driver_cuda_version", lambda: supported)
+    assert cuda_obstacle() == obstacle
+    with fake_cuda_runtime() as runtime:
+        runtime.reset()
+        runtime.DEVICE.fail("cudaSetDevice", "cudaErrorInsufficientDriver")
+        with pytest.raises(WeirError) as raised, GpuMemory().loading("net", [0]):
+            pass
+    assert raised.value.message == f"GPU 0 can't be used: {obstacle or 'cudaErrorInsufficientDriver'}"

@@ -24,14 +24,14 @@ from weir.commands.doctor.facts import (
     SharedMemoryFacts,
 )
 from weir.commands.doctor.run import print_results, to_dict
-from weir.worker.devices.gpus import Gpu
+from weir.worker.devices.gpus import NO_CUDA_BINDINGS, Gpu
 
 GIB = 1 << 30
 PORT = PortFacts("http", "--http-port", "127.0.0.1", 8000)
 LIMITS = LimitFacts(65536, 65536, 8 << 20, 4096, 100, 16 * GIB, 16 * GIB, 8, 8)
-CPU_ONLY = GpuFacts((), "no NVIDIA driver: libcuda.so.1 was not found", "", None, (), False)
+CPU_ONLY = GpuFacts((), "no NVIDIA driver: libcuda.so.1 was not found", "", None, (), "")
 H100 = Gpu(0, "GPU-1", "NVIDIA H100", 80 * GIB, (9, 0))
-WITH_GPU = GpuFacts((H100,), "", "580.65", (13, 0), (("cuda-bindings", "13.0.1", 13),), True)
+WITH_GPU = GpuFacts((H100,), "", "580.65", (13, 0), (("cuda-bindings", "13.0.1", 13),), "")
 DISK = DiskFacts(Path("/data"), "ext4", 100 * GIB, 50 * GIB, (0.001, 0.002, 0.003))
 PYTHON = PythonFacts("3.12.1", True, False, "0.21", "", "0.1.0", Path("/site"), "")
 ONNX = BackendRow("onnxruntime", "1.26", True, (), ("model.onnx",), ())
@@ -160,7 +160,7 @@ def test_a_good_machine() -> None:
             "pip",
         ),
         ("gpus", {"gpu": WITH_GPU}, "ok", "NVIDIA H100, 80 GiB; driver 580.65, CUDA up to 13.0", ""),
-        ("gpus", {"gpu": WITH_GPU._replace(has_bindings=False)}, "warning", "cuda-bindings", "weir-serve[gpu]"),
+        ("gpus", {"gpu": WITH_GPU._replace(obstacle=NO_CUDA_BINDINGS)}, "warning", "cuda-bindings", "weir-serve[gpu]"),
         (
             "gpus",
             {"gpu": WITH_GPU._replace(gpus=(), problem="the NVIDIA driver reports no GPU")},
@@ -174,7 +174,14 @@ def test_a_good_machine() -> None:
             {"gpu": WITH_GPU._replace(cuda_version=(12, 8))},
             "problem",
             "CUDA up to 12.8, and these packages need CUDA 13: cuda-bindings 13.0.1",
-            "update the NVIDIA driver",
+            "update the NVIDIA driver to R580 or newer",
+        ),
+        (
+            "cuda packages",
+            {"gpu": WITH_GPU._replace(packages=(("cuda-bindings", "12.9.0", 12),))},
+            "warning",
+            "cuda-bindings 12.9.0 holds Python's lock while it waits for a GPU",
+            "cuda-bindings>=12.9.1,<13",
         ),
         (
             "cuda packages",

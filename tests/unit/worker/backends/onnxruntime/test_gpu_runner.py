@@ -337,11 +337,11 @@ def test_availability(
     problem: str,
 ) -> None:
     monkeypatch.setattr(backend_module, "installation", lambda: found)
-    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: True)
+    monkeypatch.setattr(backend_module, "cuda_obstacle", lambda: "")
     availability = OnnxRuntimeBackend().availability(devices)
     assert availability.runs_on == runs_on
     assert (problem in "".join(availability.problems)) if problem else not availability.problems
-    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: False)
+    monkeypatch.setattr(backend_module, "cuda_obstacle", lambda: "no way")
     assert "KIND_GPU" not in OnnxRuntimeBackend().availability(devices).runs_on
 
 

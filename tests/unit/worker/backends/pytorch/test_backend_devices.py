@@ -23,7 +23,7 @@ from weir.worker.backends.pytorch.library import TorchOptions
 from weir.worker.backends.pytorch.programs import ExportedProgram, ScriptProgram
 from weir.worker.backends.pytorch.runner import TorchCall, TorchDeviceRunner
 from weir.worker.backends.pytorch.signature import Argument, Signature
-from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.devices.gpus import NO_CUDA_BINDINGS, WorkerDevices
 from weir.worker.execution.batch_tensors import NamedDatatype
 
 torch = later("torch")
@@ -186,9 +186,9 @@ def test_availability_is_determined_without_an_import(monkeypatch: pytest.Monkey
         ("torch 2.13.0 is built without CUDA, so it can't run on GPUs",),
     )
     monkeypatch.setattr(pytorch_library, "built_for_cuda", lambda: "13.0")
-    monkeypatch.setattr(pytorch_backend, "has_cuda_bindings", lambda: False)
+    monkeypatch.setattr(pytorch_backend, "cuda_obstacle", lambda: NO_CUDA_BINDINGS)
     assert "install weir-serve[cuda]" in backend.availability(gpu).problems[0]
-    monkeypatch.setattr(pytorch_backend, "has_cuda_bindings", lambda: True)
+    monkeypatch.setattr(pytorch_backend, "cuda_obstacle", lambda: "")
     assert backend.availability(gpu).runs_on == ("KIND_CPU", "KIND_MODEL", "KIND_GPU")
     assert backend.availability(WorkerDevices()).problems == ("this machine has no GPU",)
     monkeypatch.setattr(pytorch_backend, "installed_version", lambda package: "")

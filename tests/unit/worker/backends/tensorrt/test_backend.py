@@ -167,9 +167,9 @@ def test_availability(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt)
     monkeypatch.setattr(fake_tensorrt, "__spec__", SimpleNamespace())
     assert backend.availability(CPU_ONLY).runs_on == ()
-    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: False)
+    monkeypatch.setattr(backend_module, "cuda_obstacle", lambda: NO_CUDA_BINDINGS)
     assert backend.availability(WorkerDevices((0,), (0,))) == ((), ("model.plan",), "", (NO_CUDA_BINDINGS,))
-    monkeypatch.setattr(backend_module, "has_cuda_bindings", lambda: True)
+    monkeypatch.setattr(backend_module, "cuda_obstacle", lambda: "")
     assert backend.availability(WorkerDevices((0,), (0,))).runs_on == ("KIND_GPU",)
 
 
