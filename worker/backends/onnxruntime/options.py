@@ -311,7 +311,8 @@ def gpu_providers(library: Any, config: ModelConfig, device_id: int, stream: int
 
 def cuda_options(config: ModelConfig) -> dict[str, str]:
     """The options of the CUDA provider in the configuration. Raises WeirError for invalid ones."""
-    options: dict[str, str] = {}
+    # The provider's own default measures all algorithms of each convolution, for seconds, at each new batch size.
+    options = {"cudnn_conv_algo_search": "HEURISTIC"}
     for accelerator in _accelerators(config).gpu_execution_accelerator:
         if accelerator.name == "cuda":
             options |= {key: _cuda_option(key, value) for key, value in accelerator.parameters.items()}

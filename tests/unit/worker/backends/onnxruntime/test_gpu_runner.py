@@ -77,7 +77,12 @@ def test_a_run_does_not_wait_for_the_stream(ort: FakeOnnxRuntime, stream: FakeSt
     stream.synchronize()
     np.testing.assert_array_equal(read(stream, output), -ONES)
     (session,) = ort.sessions
-    assert session.cuda == {"device_id": "0", "has_user_compute_stream": "1", "user_compute_stream": str(stream.handle)}
+    assert session.cuda == {
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "device_id": "0",
+        "has_user_compute_stream": "1",
+        "user_compute_stream": str(stream.handle),
+    }
     assert session.get_providers() == ["CUDAExecutionProvider", "CPUExecutionProvider"]
 
 
@@ -195,6 +200,21 @@ def test_the_cuda_provider_gets_the_configured_options(
     assert reported.keys() <= CUDA_OPTIONS
 
 
+@pytest.mark.parametrize(
+    ("text", "search"),
+    [
+        ("", "HEURISTIC"),
+        (accelerated("cuda", cudnn_conv_algo_search="EXHAUSTIVE"), "EXHAUSTIVE"),
+        (parameters(cudnn_conv_algo_search="0"), "EXHAUSTIVE"),
+    ],
+)
+def test_convolutions_are_not_measured_unless_the_model_asks_for_it(
+    ort: FakeOnnxRuntime, stream: FakeStream, tmp_path: Path, text: str, search: str
+) -> None:
+    opened(ort, version(tmp_path, GROUP + text), stream)
+    assert (ort.sessions[-1].cuda or {}).get("cudnn_conv_algo_search") == search
+
+
 def test_the_parameters_from_before_the_accelerator_are_read(
     ort: FakeOnnxRuntime, stream: FakeStream, tmp_path: Path
 ) -> None:
@@ -285,7 +305,8 @@ def test_a_shared_session_copies_from_and_to_the_host(ort: FakeOnnxRuntime, tmp_
     loaded = OnnxRuntimeBackend().load(version(tmp_path, text))
     described = len(ort.sessions)
     first, *_ = (loaded.create_instance(InstanceDevice("KIND_GPU", gpu, f"net_{gpu}")) for gpu in (0, 0, 1))
-    assert [session.cuda for session in ort.sessions[described:]] == [{"device_id": "0"}, {"device_id": "1"}]
+    assert [(session.cuda or {})["device_id"] for session in ort.sessions[described:]] == ["0", "1"]
+    assert not any("user_compute_stream" in (session.cuda or {}) for session in ort.sessions[described:])
     np.testing.assert_array_equal(run_instance(first, ONES), -ONES)
     assert ort.preloads > 0
 
@@ -294,7 +315,7 @@ def test_sessions_with_string_inputs_copy_from_and_to_the_host(ort: FakeOnnxRunt
     ort.network.inputs[0].type = "tensor(string)"
     loaded = OnnxRuntimeBackend().load(version(tmp_path, GROUP))
     loaded.create_instance(InstanceDevice("KIND_GPU", 0, "net_0"))
-    assert ort.sessions[-1].cuda == {"device_id": "0"}
+    assert "user_compute_stream" not in (ort.sessions[-1].cuda or {})
 
 
 def test_a_model_for_gpus_only_has_no_session_on_the_cpu(ort: FakeOnnxRuntime, tmp_path: Path) -> None:
