@@ -10,30 +10,31 @@ from typing import Any
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.worker.backend_api.interface import DeviceLost
 
-STICKY = frozenset(
-    {
-        "cudaErrorECCUncorrectable",
-        "cudaErrorNvlinkUncorrectable",
-        "cudaErrorContained",
-        "cudaErrorIllegalAddress",
-        "cudaErrorLaunchTimeout",
-        "cudaErrorContextIsDestroyed",
-        "cudaErrorAssert",
-        "cudaErrorHardwareStackError",
-        "cudaErrorIllegalInstruction",
-        "cudaErrorMisalignedAddress",
-        "cudaErrorInvalidAddressSpace",
-        "cudaErrorInvalidPc",
-        "cudaErrorLaunchFailure",
-        "cudaErrorTensorMemoryLeak",
-        "cudaErrorMpsClientTerminated",
-        "cudaErrorExternalDevice",
-    }
-)
-"""Errors after which CUDA can't be used in this process any more.
+STICKY = {
+    "cudaErrorDevicesUnavailable": 46,
+    "cudaErrorECCUncorrectable": 214,
+    "cudaErrorNvlinkUncorrectable": 220,
+    "cudaErrorContained": 226,
+    "cudaErrorIllegalAddress": 700,
+    "cudaErrorLaunchTimeout": 702,
+    "cudaErrorContextIsDestroyed": 709,
+    "cudaErrorAssert": 710,
+    "cudaErrorHardwareStackError": 714,
+    "cudaErrorIllegalInstruction": 715,
+    "cudaErrorMisalignedAddress": 716,
+    "cudaErrorInvalidAddressSpace": 717,
+    "cudaErrorInvalidPc": 718,
+    "cudaErrorLaunchFailure": 719,
+    "cudaErrorTensorMemoryLeak": 721,
+    "cudaErrorMpsClientTerminated": 810,
+    "cudaErrorExternalDevice": 911,
+    "cudaErrorUnknown": 999,
+}
+"""Errors after which CUDA can't be used in this process any more, with their numbers.
 
-These are the errors for which CUDA's documentation requires that the process is terminated and relaunched, and the
-uncorrectable errors of memory and links.
+These are the errors for which CUDA's documentation requires that the process is terminated and relaunched, the
+uncorrectable errors of memory and links, a device that is gone or that another process keeps to itself
+(`DevicesUnavailable`), and what a driver reports whose state is lost (`Unknown`).
 """
 
 

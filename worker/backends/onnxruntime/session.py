@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.worker.backend_api.interface import DeviceLost, ModelVersion, installed_version
 from weir.worker.backends.onnxruntime.options import CUDA, OnnxOptions, Provider
+from weir.worker.cuda.runtime import STICKY
 
 _CUDA_FAILURE = re.compile(r"CUDA (?:failure|error) (\d+)")
-_STICKY_ERRORS = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 722), 999})
-"""Values of `cudaError_t` after which the process can't use the device any more."""
-
 _OUT_OF_MEMORY = ("CUDA failure 2:", "CUDA error 2:", "Failed to allocate memory")
 _BUILD_DETAIL = re.compile(r" ; GPU=.*", re.DOTALL)
 
@@ -64,7 +62,7 @@ def open_session(
 def run_error(error: Exception) -> WeirError | DeviceLost:
     """The error of a run that raised `error`."""
     text = _short(str(error))
-    if (failure := _CUDA_FAILURE.search(text)) is not None and int(failure[1]) in _STICKY_ERRORS:
+    if (failure := _CUDA_FAILURE.search(text)) is not None and int(failure[1]) in STICKY.values():
         return DeviceLost(text)
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return unavailable(f"onnx runtime error: {text}")

@@ -142,8 +142,9 @@ def test_nvidia_s_package_has_what_is_used() -> None:
     assert told["integers"] == [1, 0, 1, 1]
     assert told["zero"] == 12
     assert told["success_is_true"] is False
-    # All after which CUDA's documentation says that the process must go are known, and the names of all others exist.
-    assert set(told["ends"]) <= STICKY <= set(told["errors"])
+    # All after which CUDA's documentation says that the process must go are known, and all have their numbers.
+    assert set(told["ends"]) <= STICKY.keys()
+    assert STICKY.items() <= told["errors"].items()
 
 
 def test_the_made_up_package_is_like_it() -> None:

@@ -232,11 +232,12 @@ def test_a_closed_instance_returns_its_memory_to_the_gpu(cuda: Any) -> None:
 
 
 @pytest.mark.parametrize("place", ["cudaMemcpyAsync", "cudaStreamWaitEvent", "cudaEventSynchronize", "cudaMallocAsync"])
-def test_a_sticky_error_loses_the_device(cuda: Any, place: str) -> None:
+@pytest.mark.parametrize("error", ["cudaErrorECCUncorrectable", "cudaErrorDevicesUnavailable", "cudaErrorUnknown"])
+def test_a_sticky_error_loses_the_device(cuda: Any, place: str, error: str) -> None:
     instance = doubling_instance(cuda)
     run(instance, numbers([1]))
-    cuda.DEVICE.fail(place, "cudaErrorECCUncorrectable")
-    with pytest.raises(DeviceLost, match="CUDA error cudaErrorECCUncorrectable while"):
+    cuda.DEVICE.fail(place, error)
+    with pytest.raises(DeviceLost, match=f"CUDA error {error} while"):
         run(instance, numbers([1]))
     with pytest.raises(DeviceLost):
         run(instance, numbers([1]))

@@ -26,7 +26,7 @@ from weir.worker.backends.onnxruntime import backend as backend_module
 from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 from weir.worker.backends.onnxruntime.gpu_runner import open_device_runner
 from weir.worker.backends.onnxruntime.options import CUDA_OPTIONS, NO_TENSORRT, OnnxOptions
-from weir.worker.backends.onnxruntime.session import Installation
+from weir.worker.backends.onnxruntime.session import Installation, run_error
 from weir.worker.devices.gpus import WorkerDevices
 
 GROUP = "instance_group [{ kind: KIND_GPU gpus: [0] }]"
@@ -156,6 +156,12 @@ def test_a_wrong_address_loses_the_device(
     with pytest.raises(DeviceLost) as lost:
         runner.enqueue({"IN": right})
     assert str(lost.value) == "CUDA failure 700: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(("number", "is_lost"), [(46, True), (999, True), (810, True), (720, False), (2, False)])
+def test_errors_after_which_nothing_runs_lose_the_device(number: int, is_lost: bool) -> None:
+    error = run_error(RuntimeError(f"CUDA failure {number}: something ; GPU=0"))
+    assert isinstance(error, DeviceLost) == is_lost
 
 
 def test_full_memory_is_an_unavailable_error(

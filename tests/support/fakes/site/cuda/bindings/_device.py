@@ -30,6 +30,7 @@ class cudaError_t(IntEnum):
     cudaErrorInvalidValue = 1
     cudaErrorMemoryAllocation = 2
     cudaErrorInsufficientDriver = 35
+    cudaErrorDevicesUnavailable = 46
     cudaErrorInvalidDevice = 101
     cudaErrorMapBufferObjectFailed = 205
     cudaErrorECCUncorrectable = 214
@@ -45,6 +46,7 @@ class cudaError_t(IntEnum):
     cudaErrorStreamCaptureImplicit = 906
     cudaErrorCapturedEvent = 907
     cudaErrorStreamCaptureWrongThread = 908
+    cudaErrorUnknown = 999
 
 
 class Fault(Exception):
@@ -56,6 +58,8 @@ class Fault(Exception):
 
 
 _STAY = {
+    cudaError_t.cudaErrorDevicesUnavailable,
+    cudaError_t.cudaErrorUnknown,
     cudaError_t.cudaErrorECCUncorrectable,
     cudaError_t.cudaErrorIllegalAddress,
     cudaError_t.cudaErrorAssert,
