@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_home_page_is_the_readme(site: Path) -> None:
-    assert "Sixty seconds" in (site / "index.html").read_text()
+    assert "Two commands" in (site / "index.html").read_text()
 
 
 def test_every_page_is_in_the_search_index(site: Path) -> None:

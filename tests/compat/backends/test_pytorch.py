@@ -50,7 +50,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     run_in_own_process(write_networks, str(folder / "models"))
     (models["script"] / "config.pbtxt").write_text(SCRIPT)
     write_identity(folder / "models", "isolated", "FP32", ISOLATED)
-    started = Server(folder, folder / "models")
+    # The folder of PyTorch's own compiler outlives every process that imports it, so it is not the server's to remove.
+    started = Server(folder, folder / "models", environment={"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiler")})
     try:
         yield started
         assert started.in_flight() == 0
