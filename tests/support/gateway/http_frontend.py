@@ -131,7 +131,8 @@ def run(scenario: Callable[[HttpFrontend], Awaitable[None]], input_size: int = 1
             await listeners.serve("HTTP", functools.partial(HttpProtocol, context, {}, make_app(context)))
             try:
                 frontend = HttpFrontend(listeners.port("HTTP"), inference, context, listeners)
-                await asyncio.wait_for(scenario(frontend), 10)
+                # A helper that reads a large body has a low priority: it may wait long for a processor.
+                await asyncio.wait_for(scenario(frontend), 50)
             finally:
                 listeners.stop("HTTP", at_once=True)
 
