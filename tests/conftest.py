@@ -1,12 +1,16 @@
 """What holds for every test."""
 
+import contextlib
+import ctypes
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hypothesis
 import pytest
+
+from weir.runtime.process_memory import return_free_memory
 
 # Tests tell nobody what they run; ONNX Runtime's packages would.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -17,6 +21,18 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # How long an example takes says nothing on machines that do other work too.
 hypothesis.settings.register_profile("weir", deadline=None)
 hypothesis.settings.load_profile("weir")
+
+# One heap for all threads: glibc never gives back what is free at the end of a thread's own.
+_M_ARENA_MAX = -8
+with contextlib.suppress(AttributeError):  # another C library
+    ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed_memory_is_returned() -> Iterator[None]:
+    """Gives what the tests of a module have freed back to the system: a process of pytest runs hundreds of modules."""
+    yield
+    return_free_memory()
 
 
 # What a run leaves out, by the marker that says why. Workers of xdist send their counts, which are equal, to the parent.

@@ -98,14 +98,27 @@ async def test_results_and_refusals(offload: Offload) -> None:
     assert offload.pids == [first]
 
 
-async def test_what_the_parent_holds_does_not_count_as_the_helpers(offload: Offload) -> None:
-    """A large gateway would start a helper for each job: a child inherits the peak of the process that started it."""
+def keep_a_helper_of_a_large_process(folder: str) -> None:
+    os.environ["PYTHONPATH"] = folder
     ballast = b"x" * (RETIRE_BYTES + (64 << 20))
-    await offload.run(f"{HERE}:joined", [b"a"])
-    (first,) = offload.pids
-    await offload.run(f"{HERE}:joined", [b"a"])
-    assert offload.pids == [first]
+
+    async def run_twice() -> None:
+        offload = Offload()
+        await offload.run(f"{HERE}:joined", [b"a"])
+        (first,) = offload.pids
+        await offload.run(f"{HERE}:joined", [b"a"])
+        assert offload.pids == [first]
+        offload.close()
+
+    asyncio.run(run_twice())
     assert ballast
+
+
+def test_what_the_parent_holds_does_not_count_as_the_helpers() -> None:
+    """A large gateway would start a helper for each job: a child inherits the peak of the process that started it."""
+    from tests.support.own_process import run_in_own_process  # the helpers import this module too
+
+    run_in_own_process(keep_a_helper_of_a_large_process, str(Path(__file__).parent))
 
 
 async def test_a_process_that_dies_fails_its_job_alone(offload: Offload) -> None:

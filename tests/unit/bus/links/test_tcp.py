@@ -114,7 +114,7 @@ async def test_a_reader_that_stalls_is_disconnected(server: Server, monkeypatch:
     end.send("request", b"")
     back = await accepted(server)
     end.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    content = memoryview(bytearray(64 << 20))
+    content = memoryview(bytearray(24 << 20))
     sent: list[bool] = []
 
     def then() -> tuple[str, bytes]:

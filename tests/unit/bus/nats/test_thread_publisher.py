@@ -16,7 +16,7 @@ from weir.bus.links import folder
 from weir.bus.links.link import LinkEnd, Sent
 from weir.bus.nats.thread_publisher import ThreadPublisher
 
-LARGE = bytes(64 << 20)  # no memory until it is written to
+LARGE = b"x" * (16 << 20)
 """More than any socket takes without a reader."""
 
 

@@ -116,7 +116,7 @@ def test_the_broker_brings_what_a_connection_broke_off() -> None:
     async def fetch() -> None:
         async with pair() as both:
             await both.connected()
-            ref, content = both.payload(30_000_000)
+            ref, content = both.payload(12_000_000)
             coming = asyncio.ensure_future(both.fetched(ref))
             assert both.listener is not None
             before = both.server.sent_bytes

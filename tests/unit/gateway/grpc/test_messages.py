@@ -1,6 +1,7 @@
 """Compressed responses, and requests that take long to decompress."""
 
 import gzip
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 
@@ -18,11 +19,12 @@ from tests.support.gateway.grpc_frontend import (
     repeat_request,
     tensor,
 )
-from tests.support.gateway.http2_peer import REQUEST, Wire, data, headers
+from tests.support.gateway.http2_peer import REQUEST, Wire, data, frame, headers, uint32
 from tests.support.waiting import wait_until
 from weir.gateway.grpc.messages import MessageInflation, accepted_encoding
 from weir.gateway.grpc.options import GrpcOptions
 from weir.gateway.grpc.status import CallError
+from weir.gateway.http2.frames import FrameType, Http2ErrorCode
 from weir.gateway.inflation import STEP_BYTES
 
 LARGE = np.zeros((1, 3_000_000), np.float32)
@@ -163,13 +165,31 @@ def test_a_malformed_large_request_ends_its_call(frontend: GrpcFrontend) -> None
         assert (answered[b"grpc-status"], answered[b"grpc-message"]) == (b"13", b"a message can't be decompressed")
 
 
-def test_a_call_cancelled_while_its_request_is_decompressed_is_dropped(frontend: GrpcFrontend) -> None:
-    inputs = [{"name": "IN", "datatype": "FP32", "shape": [1, 30_000_000]}]
-    request = raw_request("same_FP32", id="late", inputs=inputs, raw_input_contents=[bytes(120_000_000)])
-    call = frontend.stub.ModelInfer.future(request, compression=grpc.Compression.Deflate, timeout=0.4)
-    assert call.exception(TIMEOUT_S) is not None
-    wait_until(lambda: not frontend.server.open_calls)
-    assert frontend.client.is_server_live()
+def test_a_call_cancelled_while_its_request_is_decompressed_is_dropped(
+    frontend: GrpcFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+    advance = MessageInflation.advance
+
+    def advance_once_cancelled(inflation: MessageInflation, size_bytes: int) -> bool:
+        if size_bytes >= STEP_BYTES:  # in a thread
+            begun.set()
+            assert cancelled.wait(TIMEOUT_S)
+        return advance(inflation, size_bytes)
+
+    monkeypatch.setattr(MessageInflation, "advance", advance_once_cancelled)
+    body = zlib.compress(bytes(30_000_000))
+    fields = [*REQUEST[:2], (b":path", b"/inference.GRPCInferenceService/ModelInfer"), *REQUEST[3:]]
+    with Wire(frontend.port) as wire:
+        wire.send(headers(1, [*fields, (b"grpc-encoding", b"deflate")]))
+        message = b"\1" + len(body).to_bytes(4, "big") + body
+        for start in range(0, len(message), 16_000):
+            wire.send(data(1, message[start : start + 16_000], end=start + 16_000 >= len(message)))
+        assert begun.wait(TIMEOUT_S)
+        wire.send(frame(FrameType.RST_STREAM, 0, 1, uint32(Http2ErrorCode.CANCEL)))
+        wait_until(lambda: not frontend.server.open_calls)
+        cancelled.set()
+        assert frontend.client.is_server_live()
 
 
 def test_decompression_ends_early_when_it_is_cancelled() -> None:

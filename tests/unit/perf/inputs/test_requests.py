@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weir.perf.inputs import generated
 from weir.perf.inputs.generated import MAX_SAMPLES, InputOptions
 from weir.perf.inputs.model import InputError, has_text_ids, needs_correlation_id, read_model
 from weir.perf.inputs.requests import make_requests
@@ -78,8 +79,9 @@ def test_equal_seeds_give_equal_content() -> None:
     assert contents[0] == contents[1] != contents[2]
 
 
-def test_large_inputs_are_generated_once() -> None:
-    requests = make_requests(model(one_input("TYPE_UINT8", (40 << 20,))), InputOptions())
+def test_large_inputs_are_generated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generated, "MAX_GENERATED_BYTES", 64 << 10)
+    requests = make_requests(model(one_input("TYPE_UINT8", (40 << 10,))), InputOptions())
     assert len(requests) == 1
 
 
