@@ -17,7 +17,7 @@ from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.tensors import BY_CONFIG_NAME
 from weir.worker.backend_api.interface import DeviceLost, DeviceRunner, DeviceTensor
 from weir.worker.cuda.buffers import allocate_tensors, size_of
-from weir.worker.cuda.runtime import check_cuda, cuda_runtime, free_on
+from weir.worker.cuda.runtime import check_cuda, cuda_runtime, free_on, handle_of
 from weir.worker.cuda.stream import CudaStream, InstanceStreams
 from weir.worker.execution.batch_tensors import InputPieces
 from weir.worker.execution.sequences import control_datatypes
@@ -61,7 +61,7 @@ class RunGraph:
                 outputs = runner.enqueue(self.inputs)
             except BaseException:
                 status, graph = runtime.cudaStreamEndCapture(compute.handle)
-                if not status and int(graph):
+                if not status and handle_of(graph):
                     runtime.cudaGraphDestroy(graph)
                 raise
             graph = check_cuda(runtime.cudaStreamEndCapture(compute.handle), "capturing a graph")

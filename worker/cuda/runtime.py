@@ -47,6 +47,14 @@ def cuda_runtime() -> Any:
     return runtime
 
 
+def handle_of(created: Any) -> int:
+    """The number of a handle, such as a `cudaStream_t`, for other libraries."""
+    from cuda.bindings.utils import get_cuda_native_handle
+
+    handle: int = get_cuda_native_handle(created)
+    return handle
+
+
 def check_cuda(outcome: tuple[Any, ...], doing: str) -> Any:
     """The result of a CUDA call without its status: a value, a tuple of values, or None.
 

@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from weir.schemas.core.errors import unavailable
-from weir.worker.cuda.runtime import check_cuda, cuda_runtime, current_gpu, free_on, raise_cuda, select_gpu
+from weir.worker.cuda.runtime import (
+    check_cuda,
+    cuda_runtime,
+    current_gpu,
+    free_on,
+    handle_of,
+    raise_cuda,
+    select_gpu,
+)
 
 _KEEP_EVERYTHING = 2**64 - 1
 
@@ -32,7 +40,7 @@ class CudaStream:
         select_gpu(device_id)
         _MemoryPools.prepare(runtime, device_id)
         stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "creating a stream")
-        self.handle = int(stream)
+        self.handle = handle_of(stream)
         self._elsewhere: tuple[CudaStream, list[DeviceBuffer]] | None = None
         self._to_free: list[int] = []
 
@@ -153,7 +161,7 @@ class CudaEvent:
         self._gpu = current_gpu()
         self._runtime = runtime = cuda_runtime()
         flags = runtime.cudaEventDefault if spins else runtime.cudaEventBlockingSync
-        self.handle = int(check_cuda(runtime.cudaEventCreateWithFlags(flags), "creating an event"))
+        self.handle = handle_of(check_cuda(runtime.cudaEventCreateWithFlags(flags), "creating an event"))
 
     def synchronize(self, doing: str) -> None:
         """Waits for the event. Raises errors of the work before it, as `check_cuda` does with `doing`."""

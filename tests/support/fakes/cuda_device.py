@@ -38,7 +38,8 @@ Kernel = Callable[[Mapping[str, np.ndarray]], Sequence[np.ndarray]]
 @contextmanager
 def fake_cuda_runtime() -> Iterator[Any]:
     """The fake runtime, which `weir.worker.cuda` uses within the context."""
-    ours = ("cuda", "cuda.bindings", "cuda.bindings.runtime", "cuda.bindings.driver", "cuda.bindings._device")
+    modules = ("runtime", "driver", "utils", "_device")
+    ours = ("cuda", "cuda.bindings", *(f"cuda.bindings.{name}" for name in modules))
     with pytest.MonkeyPatch.context() as patch:
         for name in ours:
             patch.delitem(sys.modules, name, raising=False)

@@ -25,6 +25,7 @@ NOT_CUDA_S = {"DEVICE", "reset", "launch", "array_at"}
 _PROBE = """
 import ctypes, json, sys
 from cuda.bindings import driver, runtime
+from cuda.bindings.utils import get_cuda_native_handle
 
 kinds, modes = runtime.cudaMemcpyKind, runtime.cudaStreamCaptureMode
 calls = {
@@ -78,7 +79,9 @@ print(json.dumps({
     "answers": answers,
     "ends": ends,
     "errors": {error.name: int(error) for error in runtime.cudaError_t},
-    "zero": int(runtime.cudaStream_t(12)),
+    "handles": [
+        get_cuda_native_handle(kind(12)) for kind in (runtime.cudaStream_t, runtime.cudaEvent_t, runtime.cudaGraph_t)
+    ],
     "integers": [runtime.cudaStreamNonBlocking, runtime.cudaEventDefault, runtime.cudaEventBlockingSync,
                  runtime.cudaHostAllocPortable],
     "has": [name for name in sys.argv[1].split() if hasattr(runtime, name)],
@@ -140,7 +143,7 @@ def test_nvidia_s_package_has_what_is_used() -> None:
         name: 3 if name == "cudaMemGetInfo" else 2 if name in two else 1 for name in told["answers"]
     }
     assert told["integers"] == [1, 0, 1, 1]
-    assert told["zero"] == 12
+    assert told["handles"] == [12, 12, 12]
     assert told["success_is_true"] is False
     # All after which CUDA's documentation says that the process must go are known, and all have their numbers.
     assert set(told["ends"]) <= STICKY.keys()

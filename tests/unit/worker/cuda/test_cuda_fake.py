@@ -103,7 +103,7 @@ def test_a_model_on_the_default_stream_computes_too_late(cuda: Any) -> None:
 
 
 def capture(cuda: Any, mode: str) -> int:
-    stream = int(ok(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking)))
+    stream = ok(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamNonBlocking))
     ok(cuda.cudaStreamBeginCapture(stream, cuda.cudaStreamCaptureMode[f"cudaStreamCaptureMode{mode}"]))
     return stream
 
@@ -143,7 +143,7 @@ def test_a_capture_is_isolated(cuda: Any) -> None:
     ok(cuda.cudaEventRecord(event, stream))
     assert name(cuda.cudaEventSynchronize(event)) == "cudaErrorCapturedEvent"
     assert name(cuda.cudaStreamSynchronize(stream)) == "cudaErrorStreamCaptureUnsupported"
-    blocking = int(ok(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamDefault)))
+    blocking = ok(cuda.cudaStreamCreateWithFlags(cuda.cudaStreamDefault))
     ok(cuda.cudaStreamBeginCapture(blocking, cuda.cudaStreamCaptureMode.cudaStreamCaptureModeGlobal))
     assert name(cuda.launch(0, lambda: None)) == "cudaErrorStreamCaptureImplicit"
 

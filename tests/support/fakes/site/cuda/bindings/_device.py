@@ -49,6 +49,13 @@ class cudaError_t(IntEnum):
     cudaErrorUnknown = 999
 
 
+class Handle(int):
+    """A handle of an object of CUDA's. As NVIDIA has deprecated it, `int()` does not convert one."""
+
+    def __int__(self) -> int:
+        raise DeprecationWarning("use cuda.bindings.utils.get_cuda_native_handle")
+
+
 class Fault(Exception):
     """A call that fails with `status`; a sticky one breaks the context of its GPU."""
 
@@ -254,15 +261,14 @@ class Device:
         if forbids:
             raise Fault(cudaError_t.cudaErrorStreamCaptureUnsupported)
 
-    def new_handle(self) -> int:
-        return next(self._handles)
+    def new_handle(self) -> Handle:
+        return Handle(next(self._handles))
 
     def _every_stream(self) -> Iterable[Stream]:
         return [*self.streams.values(), *self._legacy.values()]
 
     def stream(self, handle: int) -> Stream:
         """The open stream with this handle. Raises Fault if there is none, or if its context is broken."""
-        handle = int(handle)
         if handle in (0, LEGACY):
             gpu = self.current
             stream = self._legacy.setdefault(gpu, Stream(LEGACY, gpu, is_legacy=True))
@@ -275,7 +281,7 @@ class Device:
         return stream
 
     def event(self, handle: int) -> Event:
-        event = self.events.get(int(handle))
+        event = self.events.get(handle)
         if event is None:
             raise Fault(cudaError_t.cudaErrorInvalidResourceHandle)
         self.check_context(event.gpu)
