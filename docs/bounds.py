@@ -196,7 +196,7 @@ weir.worker.backend_api.custom_metrics:MAX_METRICS_BYTES | custom metrics of a w
 weir.worker.backends.python.environment:INSTALL_TIMEOUT_S | installation of a Python model's requirements | the load fails
 weir.worker.execution.shared_memory:MAX_REGION_TENSOR_BYTES | an input in a client's memory | 400
 weir.worker.devices.cuda_shared_memory:MAX_OPEN_ALLOCATIONS | clients' GPU allocations open in a worker | the oldest is closed
-weir.worker.cuda.pinned:DEFAULT_POOL_BYTES | host memory that a worker pins for its GPUs, by default | ordinary memory
+weir.worker.cuda.pinned:MOST_POOL_BYTES | host memory that a worker pins for its GPUs, by default | ordinary memory
 weir.worker.cuda.graphs:MAX_GRAPHS | CUDA graphs of each of an instance's two sets of buffers | it runs without a graph
 weir.worker.lifecycle.reconciler:MAX_WAITING_OPERATIONS | operations on one model that wait in a worker | requests superseded by a newer one are skipped
 weir.worker.lifecycle.placement:OFFERS_TIMEOUT_S | wait for the other workers' offers before a model that declares needs is placed | the plan is made without those that are missing

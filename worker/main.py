@@ -30,6 +30,7 @@ from weir.calls.model_control import ModelControl
 from weir.repository.layout import ModelRepository
 from weir.runtime.limits.process_limits import computing_threads, find_limits, log_limits, show_bytes
 from weir.runtime.locked_folder import remove_abandoned_folders
+from weir.runtime.process_memory import available_memory_bytes
 from weir.runtime.processes.state import own_identity
 from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
 from weir.runtime.role_life import run_role
@@ -45,7 +46,7 @@ from weir.worker.backends.python.calls import ProcessCallServer
 from weir.worker.backends.registry import BackendRegistry
 from weir.worker.batch_dispatch import BatchDispatcher
 from weir.worker.cuda.ipc_memory import IpcAllocation, pinned_array
-from weir.worker.cuda.pinned import PINNED
+from weir.worker.cuda.pinned import PINNED, default_pool_bytes
 from weir.worker.devices.cuda_shared_memory import CudaRegions, CudaSharedMemoryService, gpu_uuids
 from weir.worker.devices.gpus import GpuMemory, WorkerDevices, find_gpus, gpu_limits
 from weir.worker.devices.host_policy import HostPolicies
@@ -88,7 +89,8 @@ def run(settings: WorkerSettings) -> int:
     log = configure_logging("worker", LogSettings.of(settings))
     watch_parent()
     check_startup_models(settings.model_control_mode, settings.load_model)
-    PINNED.total_bytes = settings.pinned_memory_pool_byte_size
+    chosen = settings.pinned_memory_pool_byte_size
+    PINNED.total_bytes = default_pool_bytes(available_memory_bytes()) if chosen is None else chosen
     # ONNX Runtime's packages send usage data to their maker unless this is set. Python models inherit it.
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     _limit_threads_of_libraries()

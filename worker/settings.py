@@ -51,7 +51,7 @@ class WorkerSettings(LogOptions):
     repoagent_directory: Path | None = None
     rate_limit: str = "off"
     rate_limit_resource: tuple[str, ...] = ()
-    pinned_memory_pool_byte_size: int = 256 << 20
+    pinned_memory_pool_byte_size: int | None = None
     host_policy: tuple[str, ...] = ()
     exit_on_error: bool | None = None
     exit_timeout_secs: float = 30.0

@@ -243,10 +243,11 @@ def _devices() -> tuple[Option, ...]:
         Option(
             names=("--pinned-memory-pool-byte-size",),
             value=Integer(0, metavar="BYTES"),
-            default=256 << 20,
+            shown_default="a sixteenth of the memory, 256 MiB to 4 GiB",
             help="Host memory that may be pinned for copies to and from GPUs; further copies use pageable memory.",
-            differs="It applies to one worker, and to each process of an isolated instance. Both pin memory on demand "
-            "instead of at startup.",
+            differs="By default it is a sixteenth of the memory of the machine or container, 256 MiB at least and 4 GiB at "
+            "most, where Triton has 256 MiB. It applies to one worker, and to each process of an isolated instance. Both "
+            "pin memory on demand instead of at startup.",
             panel="Devices",
             commands=_IN_WORKER,
         ),

@@ -18,17 +18,23 @@ from weir.worker.cuda.runtime import cuda_runtime, current_gpu, free_on, raise_c
 
 logger = logging.getLogger("weir.worker")
 
-DEFAULT_POOL_BYTES = 256 << 20
-"""Triton's default."""
+LEAST_POOL_BYTES, MOST_POOL_BYTES = 256 << 20, 4 << 30
+"""The bounds of the default budget. The least is Triton's default, which two instances for images use up."""
 
+_SHARE_OF_MEMORY = 16
 _SMALLEST_BYTES = 64 << 10
 _STEP_BYTES = 1 << 20
+
+
+def default_pool_bytes(memory_bytes: int) -> int:
+    """The budget of a worker on a machine, or in a container, with this much memory. It is pinned as it is needed."""
+    return min(MOST_POOL_BYTES, max(LEAST_POOL_BYTES, memory_bytes // _SHARE_OF_MEMORY))
 
 
 class PinnedMemory:
     """The process's budget of pinned memory. Thread-safe. `is_available` once there is an instance on a GPU."""
 
-    def __init__(self, total_bytes: int = DEFAULT_POOL_BYTES) -> None:
+    def __init__(self, total_bytes: int = LEAST_POOL_BYTES) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self.is_available = False
@@ -44,8 +50,10 @@ class PinnedMemory:
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
             logger.warning(
-                "failed to allocate pinned system memory, falling back to non-pinned system memory: %d of %d bytes of "
-                "--pinned-memory-pool-byte-size are used",
+                "failed to allocate pinned system memory, falling back to non-pinned system memory: a buffer of %d bytes "
+                "is needed, and %d of the %d bytes of --pinned-memory-pool-byte-size are used. Copies of these batches to "
+                "and from the GPU are slower, and those to the host block: raise the option",
+                size_bytes,
                 self.used_bytes,
                 self.total_bytes,
             )

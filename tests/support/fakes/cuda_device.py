@@ -48,7 +48,7 @@ def fake_cuda_runtime() -> Iterator[Any]:
         assert Path(str(runtime.__file__)).is_relative_to(FAKES)
         patch.setattr(stream._MemoryPools, "_pools", {})
         patch.setattr(pinned.PINNED, "used_bytes", 0)
-        patch.setattr(pinned.PINNED, "total_bytes", pinned.DEFAULT_POOL_BYTES)
+        patch.setattr(pinned.PINNED, "total_bytes", pinned.LEAST_POOL_BYTES)
         try:
             yield runtime
         finally:

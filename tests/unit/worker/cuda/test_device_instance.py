@@ -289,10 +289,16 @@ def test_pinned_memory_is_bounded(cuda: Any, caplog: pytest.LogCaptureFixture) -
         assert values(run(first, numbers([1]))) == [[[3]]]
         assert values(run(second, numbers([1]))) == [[[3]]]
     assert pinned.PINNED.used_bytes == 128 << 10
-    assert (
-        len([record for record in caplog.records if "failed to allocate pinned system memory" in record.message]) == 1
-    )
+    (told,) = [
+        record.message for record in caplog.records if "failed to allocate pinned system memory" in record.message
+    ]
+    assert "a buffer of 65536 bytes is needed, and 131072 of the 131072 bytes of --pinned-memory-pool-byte-size" in told
     assert len(cuda.DEVICE.pinned) == 2
+
+
+@pytest.mark.parametrize(("memory_gib", "pool_mib"), [(1, 256), (4, 256), (16, 1024), (2000, 4096)])
+def test_the_budget_of_pinned_memory_follows_the_memory_of_the_machine(memory_gib: int, pool_mib: int) -> None:
+    assert pinned.default_pool_bytes(memory_gib << 30) == pool_mib << 20
 
 
 def test_the_configuration_can_disable_pinned_memory(cuda: Any) -> None:
