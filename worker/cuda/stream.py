@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from weir.schemas.core.errors import unavailable
 from weir.worker.cuda.runtime import (
@@ -29,9 +30,12 @@ _KEEP_EVERYTHING = 2**64 - 1
 class CudaStream:
     """An `InstanceStream` of GPU `device_id`. It must be created in the thread that uses it.
 
-    `handle` is its `cudaStream_t`. It is destroyed when nothing refers to it any more; memory that was allocated on it
-    does.
+    `handle` is its `cudaStream_t`. When nothing refers to it any more, as memory that was allocated on it does, the next
+    `CudaStream` of the GPU gets the handle: PyTorch keeps memory for each stream that it has ever seen, such as a workspace
+    of cuBLAS.
     """
+
+    _idle: ClassVar[defaultdict[int, list[int]]] = defaultdict(list)  # handles by GPU
 
     def __init__(self, device_id: int) -> None:
         self.device_id = device_id
@@ -39,8 +43,11 @@ class CudaStream:
         self._runtime = runtime = cuda_runtime()
         select_gpu(device_id)
         _MemoryPools.prepare(runtime, device_id)
-        stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "creating a stream")
-        self.handle = handle_of(stream)
+        try:
+            self.handle = self._idle[device_id].pop()
+        except IndexError:
+            stream = check_cuda(runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking), "creating a stream")
+            self.handle = handle_of(stream)
         self._elsewhere: tuple[CudaStream, list[DeviceBuffer]] | None = None
         self._to_free: list[int] = []
 
@@ -122,7 +129,7 @@ class CudaStream:
 
     def __del__(self) -> None:
         if self.handle:
-            free_on(self.device_id, self._runtime.cudaStreamDestroy, self.handle)
+            self._idle[self.device_id].append(self.handle)
 
 
 class DeviceBuffer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,7 @@ def fake_cuda_runtime() -> Iterator[Any]:
         runtime = importlib.import_module("cuda.bindings.runtime")
         assert Path(str(runtime.__file__)).is_relative_to(FAKES)
         patch.setattr(stream._MemoryPools, "_pools", {})
+        patch.setattr(stream.CudaStream, "_idle", defaultdict(list))
         patch.setattr(pinned.PINNED, "used_bytes", 0)
         patch.setattr(pinned.PINNED, "total_bytes", pinned.LEAST_POOL_BYTES)
         try:

@@ -218,7 +218,16 @@ def test_all_memory_is_freed(cuda: Any) -> None:
     for stream in device.streams.values():
         device.finish(stream)
     assert (device.used_bytes, pinned.PINNED.used_bytes, device.events) == (0, 0, {})
-    assert not any(stream.is_open for stream in device.streams.values())
+
+
+def test_streams_are_used_again_by_the_next_instance(cuda: Any) -> None:
+    """PyTorch keeps a workspace of cuBLAS for each stream that it has ever seen."""
+    for _ in range(5):
+        instance = doubling_instance(cuda)
+        assert values(run(instance, numbers([1]))) == [[[3]]]
+        instance.close()
+        del instance
+    assert cuda.DEVICE.calls["cudaStreamCreateWithFlags"] == len(cuda.DEVICE.streams) == 2
 
 
 def test_a_closed_instance_returns_its_memory_to_the_gpu(cuda: Any) -> None:
