@@ -27,6 +27,7 @@ WIDTH, HEIGHT = 1280, 800
 """Pixels of the window, and of a screenshot of it."""
 
 TIMEOUT_MS = 20_000
+"""A guard against a hang, for what a test does and for what it expects. A busy machine shows some values after 5 s."""
 
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 
@@ -46,8 +47,9 @@ def chromium() -> Iterator[Browser]:
     executable = next(filter(None, map(shutil.which, NAMES)), None)
     if executable is None:
         pytest.skip("no Chromium is installed: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
 
+    expect.set_options(timeout=TIMEOUT_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=_ARGUMENTS)
         yield browser
