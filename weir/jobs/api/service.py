@@ -21,6 +21,9 @@ from weir.schemas.core.errors import WeirError, invalid, unavailable
 CANCEL_TIMEOUT_S = 10.0
 """How long the deletion of a running job waits until the job is cancelled."""
 
+OPEN_TIMEOUT_S = 10.0
+"""How long a request waits for the jobs to be read: a gateway is ready for inference before they are."""
+
 _POLL_S = 0.05
 
 
@@ -36,13 +39,13 @@ class JobService:
     async def submit(self, document: Any) -> dict[str, Any]:
         """Submits a job. Raises WeirError if it could not run."""
         spec = JobSpec.of(document)
-        self._check_open()
+        await self._wait_open()
         check_model(self._catalog.resolve(spec.model, spec.version))
         return await self._create(new_job_id(), spec)
 
     async def submit_items(self, body: bytes, document: dict[str, Any]) -> dict[str, Any]:
         """Submits a job whose items are JSON Lines in `body`; `document` has the other fields except `output`."""
-        self._check_open()
+        await self._wait_open()
         unplaced = JobSpec.of({**document, "input": "-", "output": "-"})
         check_model(self._catalog.resolve(unplaced.model, unplaced.version))
         uploads, id = self._uploads, new_job_id()
@@ -64,11 +67,11 @@ class JobService:
         self._check_output(spec)  # another job may have been stored meanwhile
         entry = JobEntry(id=id, spec=spec, created_ms=unix_ms())
         await self._store.create(entry)
-        return self._find(id).to_dict()
+        return self._store.get(id).to_dict()
 
     async def list(self) -> list[dict[str, Any]]:
         """All jobs, newest first."""
-        self._check_open(needs_root=False)
+        await self._wait_open(needs_root=False)
         return [job.to_dict() for job in reversed(self._store.all())]
 
     async def status(self, id: str) -> dict[str, Any]:
@@ -85,7 +88,7 @@ class JobService:
     async def result_lines(self, id: str) -> AsyncIterator[bytes] | None:
         """The results of a job that has ended, as JSON Lines; None if its output has another format."""
         found = await self.result(id)
-        if self._find(id).entry.spec.output_format != OutputFormat.JSONL:
+        if self._store.get(id).entry.spec.output_format != OutputFormat.JSONL:
             return None
         return _in_threads(json_lines(await asyncio.to_thread(self._roots.output, found["output"])))
 
@@ -114,7 +117,7 @@ class JobService:
 
     async def delete(self, id: str) -> None:
         """Deletes a job, after cancelling it; its output stays. An unknown id is not an error."""
-        self._check_open(needs_root=False)
+        await self._wait_open(needs_root=False)
         await self._store.refresh(id)
         if self._store.find(id) is None:
             return
@@ -128,25 +131,25 @@ class JobService:
         if self._uploads is not None:
             await asyncio.to_thread(self._uploads.remove, id)
 
-    def _check_open(self, needs_root: bool = True) -> None:
+    async def _wait_open(self, needs_root: bool = True) -> None:
+        """Returns once the jobs have been read. Raises WeirError: INVALID_ARG without a batch root, UNAVAILABLE."""
         if needs_root:
             self._roots.check_any()
-        if not self._store.opened.is_set():
-            raise unavailable("the jobs have not been read from the message broker yet")
-
-    def _find(self, id: str) -> Job:
-        self._check_open(needs_root=False)
-        return self._store.get(id)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self._store.opened.wait()
+        except TimeoutError:
+            raise unavailable("the jobs have not been read from the message broker yet") from None
 
     async def _read(self, id: str) -> Job:
         """The job as it is stored now."""
-        self._check_open(needs_root=False)
+        await self._wait_open(needs_root=False)
         await self._store.refresh(id)
-        return self._find(id)
+        return self._store.get(id)
 
     async def _want(self, id: str, wanted: DesiredState) -> dict[str, Any]:
         def change(entry: JobEntry) -> JobEntry:
-            state = self._find(id).state
+            state = self._store.get(id).state
             if state.is_final and wanted is DesiredState.CANCEL:
                 return entry
             if state.is_final:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from weir.calls.catalog import ServedModel
+from weir.jobs.api import service
 from weir.jobs.api.service import JobService
 from weir.jobs.formats.items import ItemResult, JobItem
 from weir.jobs.records.folders import BatchRoots
@@ -21,6 +22,7 @@ from weir.jobs.records.record import Job, JobEntry, JobProgress, JobSpec
 from weir.jobs.run.plan import PlanLimits
 from weir.jobs.run.runner import ItemReader, ItemRunner
 from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
 
@@ -95,9 +97,32 @@ def service_of(root: Path, jobs: Jobs) -> JobService:
     return JobService(cast(Any, jobs), BatchRoots([str(root)]), catalog)
 
 
+def job_in(folder: Path) -> dict[str, str]:
+    (folder / "in.jsonl").write_text(json.dumps({"IN": [1]}))
+    return {"model": "m", "input": str(folder / "in.jsonl"), "output": str(folder / "out")}
+
+
 async def test_jobs_are_looked_at_in_the_event_loop_alone(tmp_path: Path) -> None:
-    (tmp_path / "in.jsonl").write_text(json.dumps({"IN": [1]}))
     jobs = Jobs()
-    service = service_of(tmp_path, jobs)
-    await service.submit({"model": "m", "input": str(tmp_path / "in.jsonl"), "output": str(tmp_path / "out")})
+    await service_of(tmp_path, jobs).submit(job_in(tmp_path))
     assert jobs.threads == {threading.main_thread().name}
+
+
+async def test_a_job_that_comes_before_the_jobs_were_read_waits_for_them(tmp_path: Path) -> None:
+    jobs = Jobs()
+    jobs.opened.clear()
+    submission = asyncio.create_task(service_of(tmp_path, jobs).submit(job_in(tmp_path)))
+    await asyncio.sleep(0)
+    assert not jobs.jobs
+    assert not submission.done()
+    jobs.opened.set()
+    assert (await submission)["id"] in jobs.jobs
+
+
+async def test_a_job_is_rejected_if_the_jobs_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "OPEN_TIMEOUT_S", 0.01)
+    jobs = Jobs()
+    jobs.opened.clear()
+    with pytest.raises(WeirError, match="the jobs have not been read from the message broker yet") as rejected:
+        await service_of(tmp_path, jobs).submit(job_in(tmp_path))
+    assert rejected.value.code is ErrorCode.UNAVAILABLE
