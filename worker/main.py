@@ -54,7 +54,6 @@ from weir.worker.devices.metrics import DevicePoller, find_nvml
 from weir.worker.direct_dispatch import DirectDispatcher
 from weir.worker.ensembles.backend import EnsembleBackend
 from weir.worker.ensembles.dependencies import DependencyWatcher
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import ModelEnvironment
 from weir.worker.execution.rate_limiter import rate_limiter_permits
 from weir.worker.execution.shared_memory import SharedMemoryAccess
@@ -222,7 +221,6 @@ class _Worker:
         capacity = ResourceAmounts(settings.model_memory_bytes, dict(map(read_resource, settings.worker_resource)))
         self.service = WorkerService(
             bus,
-            self.publisher,
             self.dispatcher,
             WorkerRecord(
                 worker_id,
@@ -416,8 +414,8 @@ class _Worker:
         except RuntimeError:
             pass  # the event loop has been closed
 
-    def _exit_without_device(self, reason: str, batch: BatchUpdate | None) -> None:
+    def _exit_without_device(self, reason: str) -> None:
         """Ends the process after an error that makes CUDA unusable in it; its supervisor starts another one."""
-        self.service.device_lost(reason, batch)
+        logger.error("the worker exits, so that another one can take its place: %s", reason)
         logging.shutdown()
         os._exit(1)

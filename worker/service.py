@@ -19,7 +19,6 @@ from weir.bus.kv.registry import HEARTBEAT_INTERVAL_S, RegistryWriter
 from weir.bus.naming import subjects
 from weir.bus.naming.reserved_subjects import may_reply_to
 from weir.bus.nats.connection import Bus, Message
-from weir.bus.nats.thread_publisher import ThreadPublisher
 from weir.bus.payloads.fetcher import PayloadFetcher, fetched_bytes
 from weir.bus.payloads.server import PayloadServer
 from weir.bus.streams.declarations import ensure_streams
@@ -32,7 +31,6 @@ from weir.telemetry.instruments import Utilization
 from weir.worker.batch_dispatch import BatchDispatcher
 from weir.worker.cuda.pinned import PINNED
 from weir.worker.devices.metrics import DevicePoller
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.microbatch import Microbatch
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.lifecycle.loader import LoadResult
@@ -104,14 +102,12 @@ class WorkerService:
     def __init__(
         self,
         bus: Bus,
-        publisher: ThreadPublisher,
         dispatcher: BatchDispatcher,
         about: WorkerRecord,
         sources: CounterSources,
     ) -> None:
         self.worker_id = about.worker
         self._bus = bus
-        self._publisher = publisher
         self._dispatcher = dispatcher
         self._about = about
         self._sources = sources
@@ -173,19 +169,6 @@ class WorkerService:
     async def remove_model(self, name: str) -> None:
         """Removes the record of a model. Raises what the broker raises."""
         await self._registry.remove_model(name)
-
-    def device_lost(self, reason: str, batch: BatchUpdate | None) -> None:
-        """Publishes that this worker takes no more batches and that `batch` is lost; callable in any thread.
-
-        Called before the process exits, because no instance can use its GPUs any more. Both messages are on their way when
-        this returns.
-        """
-        logger.error("the worker exits, so that another one can take its place: %s", reason)
-        # In this order: otherwise the scheduler could send the batch to this worker again.
-        record = replace(self._about, settled=True, draining=True, written_ns=time.time_ns())
-        self._publisher.publish([(subjects.registry_subject(self.worker_id), record.pack())])
-        if batch is not None:
-            self._dispatcher.publish(batch)
 
     # Heartbeats and counters
 

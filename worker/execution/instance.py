@@ -59,9 +59,9 @@ class ModelEnvironment:
     host instances run. `on_health_change` gets the identity of a model some of whose instances became unavailable, or
     available again, in any thread.
 
-    `on_device_lost` is called once, in an instance's thread, when nothing can run on the GPUs of this process any more:
-    with the reason, and with the update of the lost batch, if there is one, which the callee must publish. `device_lost` is
-    set from then on.
+    `on_device_lost` is called once, in an instance's thread, with the reason, when nothing can run on the GPUs of this
+    process any more: the callee exits. `device_lost` is set from then on, and GPU instances report no batch: a report would
+    have a scheduler send the batch here again, whereas the end of the process has it send all batches elsewhere.
     """
 
     arena_prefix: str
@@ -74,7 +74,7 @@ class ModelEnvironment:
     process_calls: ProcessCalls | None = None
     devices: WorkerDevices = CPU_ONLY
     gpu_memory: GpuMemory = field(default_factory=GpuMemory)
-    on_device_lost: Callable[[str, BatchUpdate | None], None] | None = None
+    on_device_lost: Callable[[str], None] = lambda reason: None
     device_lost: threading.Event = field(default_factory=threading.Event)
     host_policies: HostPolicies = NO_POLICIES
     on_health_change: Callable[[str], None] = lambda identity: None
@@ -376,7 +376,7 @@ class ModelInstance:
         except WeirError:
             raise
         except DeviceLost as loss:
-            self._device_failed(None, loss)
+            self._device_failed(loss)
             raise unavailable(str(loss)) from loss
         except BaseException as error:  # `finish_start` would otherwise wait for the instance forever
             logger.exception("%s: creating the instance failed", self._device.name)
@@ -421,11 +421,12 @@ class ModelInstance:
 
     def _start(self, instance: Instance, batch: RunningBatch) -> StartedBatch | BatchUpdate | None:
         if self._device_lost is not None and self._device_lost.is_set():
-            return _lost(batch)
+            return None
         try:
             return self._runner.start(instance, batch)
         except DeviceLost as loss:
-            return self._device_failed(batch, loss)
+            self._device_failed(loss)
+            return None
         except BaseException as error:  # noqa: BLE001 - logged and reported there
             return self._failed(batch, error)
 
@@ -433,7 +434,8 @@ class ModelInstance:
         try:
             return self._runner.finish(instance, started)
         except DeviceLost as loss:
-            return self._device_failed(started.running, loss)
+            self._device_failed(loss)
+            return None
         except BaseException as error:  # noqa: BLE001 - logged and reported there
             return self._failed(started.running, error)
 
@@ -447,22 +449,15 @@ class ModelInstance:
         return self._runner.failed(batch, error)
 
     def _failure_failed(self, _second: Exception, batch: RunningBatch, _error: BaseException) -> BatchUpdate:
-        return _lost(batch)
+        return _lost_update(batch.message.scheduler, batch.message.batch_id)
 
-    def _device_failed(self, batch: RunningBatch | None, loss: DeviceLost) -> BatchUpdate | None:
-        """The end of the batch after an error that makes the device unusable for this process."""
+    def _device_failed(self, loss: DeviceLost) -> None:
+        """Reports an error that makes the device unusable for this process."""
         logger.error("%s: %s", self._device.name, loss)
         is_first = not self._environment.device_lost.is_set()
         self._environment.device_lost.set()
-        lost = None if batch is None else _lost(batch)
-        if not is_first or self._environment.on_device_lost is None:
-            return lost
-        self._environment.on_device_lost(str(loss), lost)
-        return None
-
-
-def _lost(batch: RunningBatch) -> BatchUpdate:
-    return _lost_update(batch.message.scheduler, batch.message.batch_id)
+        if is_first:
+            self._environment.on_device_lost(str(loss))
 
 
 def _lost_update(scheduler: str, batch_id: int) -> BatchUpdate:

@@ -75,7 +75,7 @@ def dispatcher() -> Any:
 
 def create(bus: Bus, dispatcher: Any) -> WorkerService:
     sources = CounterSources(payload_server=cast(Any, SimpleNamespace(start=nothing)))
-    return WorkerService(cast(Any, bus), cast(Any, None), dispatcher, WorkerRecord("w", 1), sources)
+    return WorkerService(cast(Any, bus), dispatcher, WorkerRecord("w", 1), sources)
 
 
 async def test_counters_that_can_not_be_read_do_not_hide_the_others(
