@@ -22,6 +22,8 @@ async def running(source: GivenSource, columns: int = 80, rows: int = 24) -> Asy
     app = TopApp(source)
     async with app.run_test(size=(columns, rows)) as pilot:
         await pilot.pause()
+        while not screen_lines(app)[-1].strip():  # the footer gets its keys after the first refresh
+            await pilot.pause()
         yield app, pilot
 
 
