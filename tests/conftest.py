@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,7 +38,7 @@ def freed_memory_is_returned() -> Iterator[None]:
 
 # What a run leaves out, by the marker that says why. Workers of xdist send their counts, which are equal, to the parent.
 
-MARKERS = ("gpu", "containers", "timing", "slow")
+MARKERS = ("gpu", "containers", "timing", "slow", "torch")
 _left_out: Counter[str] = Counter()
 
 
@@ -46,16 +47,27 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     _left_out.update(next((name for name in MARKERS if item.get_closest_marker(name)), "other") for item in items)
 
 
+# What the workers of xdist have held, which small machines must have room for.
+
+MAX_WORKER_BYTES = 700_000_000
+_peaks_bytes: dict[str, int] = {}
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Send the counts of a worker."""
+    """Send the counts and the peak of a worker; fail the run where a peak is too high."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["left_out"] = dict(_left_out)
+        session.config.workeroutput["peak_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    elif any(peak_bytes > MAX_WORKER_BYTES for peak_bytes in _peaks_bytes.values()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over the counts of a worker that has ended. One that was killed sends none."""
-    _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}) if not _left_out else {})
+    """Take over the counts and the peak of a worker that has ended. One that was killed sends none."""
+    output = getattr(node, "workeroutput", {})
+    _left_out.update(output.get("left_out", {}) if not _left_out else {})
+    _peaks_bytes[node.gateway.id] = output.get("peak_bytes", 0)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -63,3 +75,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if _left_out:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(_left_out.items()))
         terminalreporter.line(f"left out by marker: {counts}")
+    if _peaks_bytes:
+        peaks = ", ".join(f"{name} {peak / 1e6:.0f} MB" for name, peak in sorted(_peaks_bytes.items()))
+        terminalreporter.line(f"memory of pytest: {peaks}; at most {MAX_WORKER_BYTES / 1e6:.0f} MB")

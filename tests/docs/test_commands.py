@@ -30,7 +30,7 @@ from weir.options import options_of
 RECIPES = {
     "make demo": "-m weir demo",
     "make serve": "-m weir demo --serve",
-    "make test": '-m pytest -n 2 --dist loadfile -m "not slow and not gpu and not containers and not timing"',
+    "make test": '-m pytest -n 2 --dist loadfile -m "not slow and not gpu and not containers and not timing',
     "make lint": "-m ruff check",
     "make bench": "-m benchmarks.compare",
     "make faults": "-m tests.faults --table",

@@ -43,6 +43,7 @@ class OnHost:
         return dlpack.capsule_of(self.tensor, dlpack.CPU, 0)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("datatype", NUMERIC)
 def test_other_libraries_read_our_capsules_and_we_theirs(datatype: str) -> None:
     torch = pytest.importorskip("torch")
@@ -73,6 +74,7 @@ def test_a_capsule_that_nothing_consumes_releases_its_memory() -> None:
     assert (len(dlpack._exported), sys.getrefcount(array)) == (before, count)
 
 
+@pytest.mark.torch
 def test_capsules_that_can_not_be_taken() -> None:
     torch = pytest.importorskip("torch")
     capsule = torch.zeros(2).__dlpack__()

@@ -31,6 +31,8 @@ from weir.worker.backends.pytorch.programs import Format, find_artifact
 torch = later("torch")
 networks = later("tests.support.models.torch_networks")
 
+pytestmark = pytest.mark.torch
+
 
 def rows(*shape: int, start: int = 0) -> np.ndarray:
     return (np.arange(int(np.prod(shape)), dtype=np.float32) + start).reshape(shape)

@@ -24,6 +24,8 @@ from weir.worker.execution.batch_tensors import NamedDatatype
 torch = later("torch")
 networks = later("tests.support.models.torch_networks")
 
+pytestmark = pytest.mark.torch
+
 
 class TorchOnMadeUpCuda(FakeTorch):
     """Computes at once what has arrived by then on the stream that is entered."""

@@ -28,6 +28,8 @@ from weir.worker.execution.batch_tensors import NamedDatatype
 
 torch = later("torch")
 
+pytestmark = pytest.mark.torch
+
 
 class Stream:
     """The stream of an instance, as `weir.worker.backend_api.interface.InstanceStream` has it."""

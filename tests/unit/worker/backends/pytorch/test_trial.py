@@ -17,6 +17,8 @@ from weir.worker.backends.trial import BATCH, OTHER
 torch = later("torch")
 networks = later("tests.support.models.torch_networks")
 
+pytestmark = pytest.mark.torch
+
 
 def described(folder: Path, module: torch.nn.Module, inputs: str) -> list[tuple[str, str, list[int], str]]:
     script(folder, module)
