@@ -312,7 +312,7 @@ def test_content_of_each_datatype(console: Any) -> None:
     assert console.evaluate(encode, ["FP32", [1]]) == [0, 0, 128, 63]
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("route", ["overview", "topology", "models", "batching/model-001", "requests"])
 def test_no_tick_blocks_the_page(console: Any, chromium: Any, route: str, capsys: pytest.CaptureFixture[str]) -> None:
