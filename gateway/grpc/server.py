@@ -39,6 +39,8 @@ from weir.gateway.http2.headers import RequestHead
 from weir.gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
 from weir.gateway.http2.protocol import Http2Protocol
 from weir.gateway.http2.stream import Stream
+from weir.http_server.connection_cap import CappedConnection
+from weir.http_server.tls_listener import TlsListener
 
 logger = logging.getLogger("weir.gateway")
 
@@ -60,7 +62,7 @@ class GrpcServer:
         self._cap = context.connection_cap
         self._options = options or GrpcOptions()
         self._handlers = self._make_handlers(context, self._options.compression_level)
-        self._listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
         self._connections: set[Http2Protocol] = set()
         self._open_calls: set[GrpcCall] = set()
         self._is_leaving = False
@@ -81,15 +83,17 @@ class GrpcServer:
         except OSError as error:
             host = f"[{address}]" if is_v6 else address
             raise OSError(f"gRPC can't listen on {host}:{port}: is the port taken?") from error
-        make_protocol = partial(Http2Protocol, self, self._options.http2(), self._connections, self.ledger, self._cap)
-        self._listener = await asyncio.get_running_loop().create_server(
-            make_protocol,
-            sock=listener,
-            backlog=_BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if tls else None,
-        )
+        if tls is None:
+            loop = asyncio.get_running_loop()
+            self._listener = await loop.create_server(self._make_protocol, sock=listener, backlog=_BACKLOG)
+        else:
+            self._listener = TlsListener(listener, self._make_protocol, tls, self._cap, HANDSHAKE_TIMEOUT_S)
         return int(listener.getsockname()[1])
+
+    def _make_protocol(self, handshake: CappedConnection | None = None) -> Http2Protocol:
+        protocol = Http2Protocol(self, self._options.http2(), self._connections, self.ledger, self._cap)
+        protocol.handshake = handshake
+        return protocol
 
     @property
     def open_calls(self) -> int:
@@ -132,6 +136,8 @@ class GrpcServer:
                 call.drain()
         await _wait_until_empty(self._open_calls, grace_s)
         self._listener.close()
+        if isinstance(self._listener, TlsListener):
+            self._listener.abort()
         if self._open_calls:
             logger.warning("the exit timeout has passed: cancelling %d open gRPC calls", len(self._open_calls))
         for call in list(self._open_calls):

@@ -15,7 +15,7 @@ from weir.gateway.http2.keepalive import KeepaliveManager
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.http2.send_buffer import SendBuffer
 from weir.gateway.http2.stream import Application
-from weir.http_server.connection_cap import MAX_CONNECTIONS, ConnectionCap, principal_of
+from weir.http_server.connection_cap import MAX_CONNECTIONS, CappedConnection, ConnectionCap, principal_of
 from weir.http_server.read_turns import ReadTurns
 from weir.http_server.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
 from weir.runtime.memory_ledger import MemoryLedger
@@ -25,8 +25,12 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 class Http2Protocol(asyncio.Protocol):
-    """One connection; it is in `connections` for as long as its transport is."""
+    """One connection; it is in `connections` for as long as its transport is.
 
+    `handshake` counts for it until then, where TLS had to be agreed on.
+    """
+
+    handshake: CappedConnection | None = None
     connection: Connection
     _turns: ReadTurns
     _keepalive: KeepaliveManager
@@ -62,6 +66,8 @@ class Http2Protocol(asyncio.Protocol):
         self._send_buffer = SendBuffer(self._schedule_flush, self._account)
         self.connection = Connection(self._application, self._options, self._loop.time, self._send_buffer)
         self._keepalive = KeepaliveManager(self.connection, self._options, self.abort, self._cap.count_silent)
+        if self.handshake is not None:
+            self._cap.remove(self.handshake)
         if not self._cap.admit(self, principal):
             self.connection.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many connections")
 

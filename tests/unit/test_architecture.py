@@ -131,7 +131,7 @@ ROOMS = {
         "asgi",
         "body_reader",
         "connection",
-        "listeners",
+        "listeners tls_listener",
     ),
     "repository": (
         "dependencies problems",

@@ -105,6 +105,14 @@ def test_http2_is_agreed_on(encrypted: GrpcFrontend, certificates: Path) -> None
         assert wire.version() in ("TLSv1.2", "TLSv1.3")
 
 
+def test_a_connection_counts_before_its_handshake(encrypted: GrpcFrontend) -> None:
+    cap = encrypted.context.connection_cap
+    wait_until(lambda: cap.open == 0)  # those of earlier tests have ended
+    with socket.create_connection(("127.0.0.1", encrypted.port), 10):
+        wait_until(lambda: cap.open == 1)
+    wait_until(lambda: cap.open == 0)
+
+
 def test_a_client_without_tls_gets_nowhere(encrypted: GrpcFrontend, certificates: Path) -> None:
     with triton.InferenceServerClient(f"localhost:{encrypted.port}") as plain:
         assert not _is_live(plain)
