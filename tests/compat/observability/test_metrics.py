@@ -16,11 +16,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.clients.stock import RawConnection, http_inputs
 from tests.support.models.zoo import write_faulty, write_slow
 from tests.support.servers.endpoints import Endpoints
-from tests.support.servers.roles import Roles
+from tests.support.servers.roles import Start, role_started
 from tests.support.waiting import wait_until
 
 Page = dict[tuple[str, ...], float]
-LATENCIES = ["histogram_latencies=true", "summary_latencies=true"]
+LATENCIES = ("--metrics-config=histogram_latencies=true", "--metrics-config=summary_latencies=true")
 
 MODEL_COUNTERS = ["nv_inference_request_success", "nv_inference_count", "nv_inference_exec_count"]
 DURATIONS = [
@@ -47,11 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def roles(folder: Path) -> Iterator[Roles]:
-    roles = Roles(folder)
+def roles(folder: Path) -> Iterator[Start]:
+    roles = Start(folder)
     try:
         roles("scheduler")
-        roles.worker(metrics_config=LATENCIES, metrics_interval_ms=100)
+        roles.worker(*LATENCIES, "--metrics-interval-ms=100")
         yield roles
         roles.end_all()
     finally:
@@ -59,8 +59,8 @@ def roles(folder: Path) -> Iterator[Roles]:
 
 
 @pytest.fixture(scope="module")
-def gateway(roles: Roles) -> Endpoints:
-    gateway = roles.gateway(metrics_config=LATENCIES)
+def gateway(roles: Start) -> Endpoints:
+    gateway = roles.gateway(*LATENCIES)
     wait_until(gateway.is_ready)
     return gateway
 
@@ -203,8 +203,8 @@ def test_connections_to_all_ports_count(gateway: Endpoints) -> None:
     wait_until(lambda: open_now() < len(opened) / 3)
 
 
-def test_without_counter_latencies_the_counters_stand_still(roles: Roles) -> None:
-    plain = roles.gateway(metrics_config=["counter_latencies=false"])
+def test_without_counter_latencies_the_counters_stand_still(roles: Start) -> None:
+    plain = roles.gateway("--metrics-config=counter_latencies=false")
     wait_until(plain.is_ready)
     run(plain)
     reply = page(plain)
@@ -215,23 +215,24 @@ def test_without_counter_latencies_the_counters_stand_still(roles: Roles) -> Non
     assert row["inference_count"] > 0
 
 
-def test_metrics_may_be_off_and_a_setting_may_be_none(roles: Roles) -> None:
-    _, facts = roles("gateway", http_port=0, grpc_port=0, metrics_port=0, allow_metrics=False)
-    assert "metrics_port" not in facts
-    for role in ("gateway", "worker"):
-        settings = {"model_repositories": []} if role == "worker" else {"http_port": 0, "grpc_port": 0}
-        _, facts = roles(role, metrics_config=["nonsense"], **settings)
+def test_metrics_may_be_off_and_a_setting_may_be_none(roles: Start, tmp_path: Path) -> None:
+    ports = ("--http-port=0", "--grpc-port=0")
+    assert "metrics_port" not in roles("gateway", *ports, "--metrics-port=0", "--allow-metrics=false").facts
+    for role, options in (("gateway", ports), ("worker", (f"--model-repository={tmp_path}",))):
+        words = [role, f"--nats={roles.nats.url}", *options, "--metrics-config=nonsense"]
+        process, facts = role_started(words, tmp_path, tmp_path / f"{role}.log")
         assert facts == {"error": "--metrics-config option format is <setting>=<value>. Got nonsense"}
+        assert process.wait(30) != 0
 
 
 @pytest.mark.timeout(120)
 def test_totals_over_two_workers_at_two_gateways(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "models").symlink_to(folder / "models")
-    roles = Roles(tmp_path)
+    roles = Start(tmp_path)
     try:
         roles("scheduler")
-        workers = [roles.worker(metrics_config=LATENCIES) for _ in range(2)]
-        gateways = [roles.gateway(metrics_config=LATENCIES) for _ in range(2)]
+        workers = [roles.worker(*LATENCIES) for _ in range(2)]
+        gateways = [roles.gateway(*LATENCIES) for _ in range(2)]
         for gateway in gateways:
             wait_until(gateway.is_ready)
         sent = 0
@@ -256,14 +257,12 @@ def test_totals_over_two_workers_at_two_gateways(folder: Path, tmp_path: Path) -
         # A worker that leaves has told its counters to both, without being asked.
         run(gateways[0], 2, 1)
         sent += 1
-        workers[0].send_signal(signal.SIGTERM)
-        assert workers[0].wait(30) == 0
+        assert workers[0].end() == 0
         check()
         # One that is killed has told them when it was last asked.
-        roles.worker(metrics_config=LATENCIES)
+        roles.worker(*LATENCIES)
         check()
-        workers[1].kill()
-        workers[1].wait()
+        workers[1].end(signal.SIGKILL)
         run(gateways[1], 2, 1)
         sent += 1
         check()
