@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.docs.pages import ROOT, all_blocks, commands
+from tests.support.interrupts import accept_interrupts
 
 PAGE = "README.md"
 LISTENING = "Files to try"
@@ -50,6 +51,7 @@ class FirstHour:
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
+            preexec_fn=accept_interrupts,
         )
         assert process.stdout is not None
         try:
