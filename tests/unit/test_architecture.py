@@ -181,11 +181,12 @@ MACHINE_FOLDERS = {"home", "root", "work", "tmp", "usr", "opt", "mnt", "Users", 
 
 
 class Source(NamedTuple):
-    """One Python file: its path relative to the checkout, its lines, and its syntax tree."""
+    """One Python file: its path relative to the checkout, its lines, its syntax tree and all nodes of that."""
 
     path: str
     lines: list[str]
     tree: ast.Module
+    nodes: list[ast.AST]
 
     @property
     def package(self) -> str:
@@ -217,7 +218,8 @@ def room_of(module: str) -> str:
 
 
 def source(path: str, text: str) -> Source:
-    return Source(path, text.splitlines(), ast.parse(text))
+    tree = ast.parse(text)
+    return Source(path, text.splitlines(), tree, list(ast.walk(tree)))
 
 
 def paths(*folders: str) -> list[str]:
@@ -232,7 +234,7 @@ Rule = Callable[[Source], Iterator[str]]
 
 def imports(of: Source) -> Iterator[tuple[int, str, int]]:
     """(line, module, level of a relative import) of each import, wherever it stands."""
-    for node in ast.walk(of.tree):
+    for node in of.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, 0) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -243,20 +245,20 @@ def imports(of: Source) -> Iterator[tuple[int, str, int]]:
 
 def calls(of: Source) -> Iterator[tuple[ast.Call, str]]:
     """(call, dotted name of the callee) of each call whose callee has a name."""
-    for node in ast.walk(of.tree):
+    for node in of.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
             yield node, ast.unparse(node.func)
 
 
 def strings(of: Source) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(of.tree):
+    for node in of.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
 def docstrings(of: Source) -> Iterator[tuple[int, str, str]]:
     """(line, name, docstring) of the module and of each class and function that has one."""
-    for node in ast.walk(of.tree):
+    for node in of.nodes:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:
@@ -341,15 +343,15 @@ def unsafe_loading(of: Source) -> Iterator[str]:
 
 def unmarked_asserts(of: Source) -> Iterator[str]:
     """`python -O` removes asserts: none may guard anything, and one that only informs the type checker is marked."""
-    for node in ast.walk(of.tree):
+    for node in of.nodes:
         if isinstance(node, ast.Assert) and "noqa: S101" not in of.lines[node.lineno - 1]:
             yield f"{of.path}:{node.lineno}: assert"
 
 
 def listening_everywhere(of: Source) -> Iterator[str]:
     """No address but loopback by default. A comparison with an address of the user is not a default."""
-    compared = [operand for node in ast.walk(of.tree) if isinstance(node, ast.Compare) for operand in node.comparators]
-    for node in ast.walk(of.tree):
+    compared = [operand for node in of.nodes if isinstance(node, ast.Compare) for operand in node.comparators]
+    for node in of.nodes:
         if isinstance(node, ast.Constant) and node.value in ("0.0.0.0", "::") and node not in compared:
             yield f"{of.path}:{node.lineno}: {node.value!r}"
 
@@ -368,7 +370,7 @@ def limits_of_time(of: Source) -> Iterator[str]:
     """Whether a test passes does not depend on how busy the machine is, unless it is marked `timing`."""
     if not Path(of.path).name.startswith("test_") or not CLOCKS.search("\n".join(of.lines)):
         return
-    for function in ast.walk(of.tree):
+    for function in of.nodes:
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if "pytest.mark.timing" in map(ast.unparse, function.decorator_list):
