@@ -254,18 +254,16 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(params=["checkout", "wheel"])
-def place(request: pytest.FixtureRequest, built: Distribution, tmp_path: Path) -> tuple[Path, str]:
-    """A Python that has Weir from one of the two, and what its PYTHONPATH needs for that."""
-    if request.param == "checkout":
-        return Path(sys.executable), str(ROOT)
+@pytest.fixture
+def python(built: Distribution, tmp_path: Path) -> Path:
+    """A Python that has Weir from the wheel, whose files are those of the checkout."""
     venv.create(tmp_path / "venv", symlinks=True)
     (packages,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--target", packages, built.wheel], check=True)
     # All but Weir is that of this environment, whose own .pth files Python does not read there.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
-    return tmp_path / "venv" / "bin" / "python", ""
+    return tmp_path / "venv" / "bin" / "python"
 
 
 def read(url: str, body: bytes | None = None) -> bytes:
@@ -275,14 +273,12 @@ def read(url: str, body: bytes | None = None) -> bytes:
 
 
 @pytest.mark.timeout(180)
-def test_modules_of_the_user_with_our_names_are_not_imported(place: tuple[Path, str], project: Path) -> None:
-    python, ours = place
-    path = os.pathsep.join(filter(None, [str(project), ours]))
-    environment = {**os.environ, "PYTHONPATH": path}
+def test_modules_of_the_user_with_our_names_are_not_imported(python: Path, project: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(project)}
     where = [python, "-c", "import weir.gateway.main, weir.worker.main; print(weir.gateway.__file__)"]
     printed = subprocess.run(where, cwd=project, env=environment, check=True, capture_output=True, text=True).stdout
-    assert printed.startswith(str(ROOT if ours else python.parents[1])), printed
-    with demo_served(project, "--console-port=0", python=python, path=path) as served:
+    assert printed.startswith(str(python.parents[1])), printed
+    with demo_served(project, "--console-port=0", python=python, path=str(project)) as served:
         http = f"http://127.0.0.1:{served.ports['8000']}"
         labels = read(f"{http}/v2/models/magika/infer", (project / ".weir/demo/request.json").read_bytes())
         assert b"python" in labels

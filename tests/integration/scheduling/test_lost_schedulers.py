@@ -20,6 +20,8 @@ from tests.support.waiting import wait_until
 
 SEQUENCES = range(1, 7)
 UNSTARTED = 99
+CHECKPOINTED = "third"
+"""Has a checkpoint at every third request, so that those since the last one run again."""
 
 
 @pytest.fixture
@@ -27,8 +29,7 @@ def stateful(tmp_path: Path) -> Iterator[Server]:
     """A server of each test's own, for it restarts a role only so many times."""
     (models := tmp_path / "models").mkdir()
     write_accumulator(models, "plain", "oldest { max_candidate_sequences: 64 }")
-    write_checkpointed(models, "each", 1, strategy="oldest { max_candidate_sequences: 64 }")
-    write_checkpointed(models, "third", 3, strategy="oldest { max_candidate_sequences: 64 }")
+    write_checkpointed(models, CHECKPOINTED, 3, strategy="oldest { max_candidate_sequences: 64 }")
     started = Server(tmp_path, models)
     try:
         yield started
@@ -105,33 +106,30 @@ def test_a_loss_is_named_also_when_the_worker_is_lost_with_the_scheduler(statefu
     assert "was lost with the scheduler that had it" in text
 
 
-@pytest.mark.parametrize("model", ["each", "third"])
-def test_a_checkpointed_sequence_continues_at_the_next_scheduler(stateful: Server, client: Any, model: str) -> None:
+def test_a_checkpointed_sequence_continues_at_the_next_scheduler(stateful: Server, client: Any) -> None:
     """After one, two and more losses, at a checkpoint and between two."""
     for sequence in (*SEQUENCES, "text"):
-        assert total(client, model, sequence, start=True) == 1
+        assert total(client, CHECKPOINTED, sequence, start=True) == 1
     for done in (1, 2, 3, 5):
         kill(stateful, "scheduler")
         for sequence in (*SEQUENCES, "text"):
-            assert total(client, model, sequence) == done + 1
+            assert total(client, CHECKPOINTED, sequence) == done + 1
             if done == 3:
-                assert total(client, model, sequence) == done + 2
-    status, text = failure(client, model, UNSTARTED)
+                assert total(client, CHECKPOINTED, sequence) == done + 2
+    status, text = failure(client, CHECKPOINTED, UNSTARTED)
     assert status.removeprefix("StatusCode.") == client.weir_statuses[1]
     assert "must specify the START flag" in text
 
 
-@pytest.mark.parametrize("model", ["each", "third"])
-def test_a_checkpointed_sequence_outlives_scheduler_and_worker(stateful: Server, client: Any, model: str) -> None:
-    wait_until(lambda: has_started(client, model, 8))
-    assert [total(client, model, 8) for _ in range(4)] == [2, 3, 4, 5]
+def test_a_checkpointed_sequence_outlives_scheduler_and_worker(stateful: Server, client: Any) -> None:
+    wait_until(lambda: has_started(client, CHECKPOINTED, 8))
+    assert [total(client, CHECKPOINTED, 8) for _ in range(4)] == [2, 3, 4, 5]
     kill(stateful, "scheduler", "worker")
     stateful.wait_ready()
-    assert [total(client, model, 8) for _ in range(3)] == [6, 7, 8]
+    assert [total(client, CHECKPOINTED, 8) for _ in range(3)] == [6, 7, 8]
 
 
-@pytest.mark.parametrize("model", ["each", "third"])
-def test_sequences_go_on_while_schedulers_are_killed(stateful: Server, model: str) -> None:
+def test_sequences_go_on_while_schedulers_are_killed(stateful: Server) -> None:
     """Requests wait and run when the scheduler is killed: each is counted once, in order."""
     over, steps, losses = threading.Event(), dict.fromkeys(range(100, 112), 0), list[str]()
 
@@ -140,7 +138,7 @@ def test_sequences_go_on_while_schedulers_are_killed(stateful: Server, model: st
             client.weir_inputs = http_inputs
             while not over.is_set():
                 try:
-                    answer = total(client, model, sequence, start=steps[sequence] == 0)
+                    answer = total(client, CHECKPOINTED, sequence, start=steps[sequence] == 0)
                 except InferenceServerException as error:
                     losses.append(str(error))
                     return

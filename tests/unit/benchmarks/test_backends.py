@@ -10,8 +10,8 @@ from tests.support.own_process import run_in_own_process
 from weir.repository.config_text import parse_config
 from weir.schemas.kserve.request import parse_infer_request
 
-MODEST = [name for name in NETWORKS if name != "ocr_rec"]
-"""Without the one that takes a second."""
+MODEST = [name for name in NETWORKS if name not in ("ocr_rec", "encoder")]
+"""Without those that take seconds."""
 
 
 def compare(name, folder):
