@@ -297,8 +297,8 @@ def test_busy_time_is_not_counted_twice(model: Served, device: Scripted) -> None
 
 
 def test_a_lost_device_runs_and_reports_no_more_batches(device: Scripted) -> None:
-    reasons: list[str] = []
-    served = Served(lambda _: device, shared={"on_device_lost": reasons.append})
+    reasons = queue.SimpleQueue[str]()
+    served = Served(lambda _: device, shared={"on_device_lost": reasons.put})
     other_device = Scripted()
     other = Served(lambda _: other_device, environment=served.environment)
     served.submit(1)
@@ -309,12 +309,13 @@ def test_a_lost_device_runs_and_reports_no_more_batches(device: Scripted) -> Non
     served.submit(3)
     device.done[2].put(DeviceLost("gone"))
     assert served.left() == (1, BatchOutcome.ANSWERED, [[[2.0]]])
+    assert reasons.get(timeout=10) == "gone"
     other.submit(4)
     served.instance.stop()
     other.instance.stop()
     # Of batches 2 to 4 nothing was sent: the scheduler must not send them again before it sees the end of the process.
     assert served.published.empty()
-    assert reasons == ["gone"]
+    assert reasons.empty()
     assert [device.next_event(), other_device.next_event()] == ["close", "close"]
 
 
