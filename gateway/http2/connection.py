@@ -8,7 +8,8 @@ an abusive peer ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 from weir.gateway.http2 import frames
 from weir.gateway.http2.abuse_guard import AbuseGuard
@@ -33,6 +34,9 @@ from weir.runtime.containment import report
 MAX_STREAMS = 1000
 MAX_HEADER_BLOCK_BYTES = 64 * 1024
 ADVERTISED_HEADER_LIST_BYTES = 16 * 1024
+
+TURN_WORK = 1000
+"""Frames, and fields of header blocks, that are processed in a turn of the event loop: about ten milliseconds."""
 
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 """The flow-control window of all requests together; granted again as `STREAM_WINDOW_BYTES` is."""
@@ -85,6 +89,9 @@ class Connection:
         self._stream_window = DEFAULT_WINDOW_BYTES
         self._is_draining = False
         self._is_refusing = False
+        self._unread: Iterator[frames.Frame] = iter(())
+        self.is_behind = False
+        """Whether frames of what was received are left for `proceed`."""
         self.buffered_bytes = 0
         self.has_responded = False
         self.is_closed = False
@@ -93,15 +100,28 @@ class Connection:
         send_buffer.write(_SETTINGS, frames.window_update(0, CONNECTION_WINDOW_BYTES - DEFAULT_WINDOW_BYTES))
 
     def receive(self, data: bytes) -> None:
-        """Processes bytes of the peer. Never raises."""
+        """Takes bytes of the peer, and processes as much of them as `proceed`. Never raises."""
+        arrived = self._frames.feed(data) if self._preface is None else self._first_frames(data)
+        if self.is_behind:
+            self._unread = itertools.chain(self._unread, arrived)
+        else:
+            self._unread = arrived
+            self.proceed()
+
+    def proceed(self) -> None:
+        """Processes frames that were received: a turn's work of them. Never raises."""
         if self.is_closed:
             return
+        self.is_behind = False
+        work_left = TURN_WORK + self._headers.decoded_fields
         try:
-            if self._preface is not None:
-                data = self._read_preface(data)
-            for kind, flags, stream_id, payload in self._frames.feed(data):
+            for kind, flags, stream_id, payload in self._unread:
                 self._on_frame(kind, flags, stream_id, payload)
                 if self.is_closed:
+                    return
+                work_left -= 1
+                if work_left <= self._headers.decoded_fields:
+                    self.is_behind = True
                     return
         except Http2ConnectionError as error:
             self.close(error.code, error.reason)
@@ -172,6 +192,9 @@ class Connection:
             self.close()
 
     # Frames
+
+    def _first_frames(self, data: bytes) -> Iterator[frames.Frame]:
+        yield from self._frames.feed(self._read_preface(data))
 
     def _read_preface(self, data: bytes) -> bytes:
         """The rest of `data` after the preface (section 3.4)."""

@@ -19,6 +19,9 @@ from weir.gateway.http2.frames import Http2ConnectionError, Http2ErrorCode, Http
 MAX_HEADER_LIST_BYTES = 64 * 1024
 """Decoded header lists above this end the connection (sizes as in RFC 9113, section 10.5.1)."""
 
+MAX_FIELDS = 128
+"""The most fields of a header block: a byte of a block can stand for one, and each takes time."""
+
 _MAX_KEPT_BLOCKS = 64
 _MAX_KEPT_BLOCK_BYTES = 1024
 
@@ -75,7 +78,7 @@ class HeaderDecoder(Generic[_Meaning]):
     Requests with the same block share the object that `interpret` returns.
     """
 
-    __slots__ = ("_decoder", "_interpret", "_kept", "_table")
+    __slots__ = ("_decoder", "_interpret", "_kept", "_table", "decoded_fields")
 
     def __init__(self, interpret: Callable[[RequestHead], _Meaning]) -> None:
         self._interpret = interpret
@@ -83,6 +86,8 @@ class HeaderDecoder(Generic[_Meaning]):
         self._decoder = Decoder(MAX_HEADER_LIST_BYTES)
         self._decoder.header_table = self._table
         self._kept: dict[bytes, _Meaning] = {}
+        self.decoded_fields = 0
+        """Fields of all blocks so far, but for those of blocks whose meaning was kept."""
 
     def request(self, block: bytes) -> _Meaning:
         """The meaning of the head of a request. Raises Http2StreamError if it is malformed, and as `fields` does."""
@@ -103,9 +108,14 @@ class HeaderDecoder(Generic[_Meaning]):
         try:
             headers: list[Header] = list(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
-            raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, "the header list is too large") from error
+            reason = f"a header list has more than {MAX_HEADER_LIST_BYTES} bytes"
+            raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, reason) from error
         except HPACKError as error:
             raise Http2ConnectionError(Http2ErrorCode.COMPRESSION_ERROR, "the header block is malformed") from error
+        if len(headers) > MAX_FIELDS:
+            reason = f"a header block has {len(headers)} fields, more than {MAX_FIELDS}"
+            raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, reason)
+        self.decoded_fields += len(headers)
         if block[:1] and block[0] & 0xE0 == 0x20:
             self._table.changes += 1  # a change of the table size, at the start of a block (RFC 7541, section 6.3)
         if self._table.changes != changes:

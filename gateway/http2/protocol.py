@@ -90,8 +90,18 @@ class Http2Protocol(asyncio.Protocol):
         """Implements `asyncio.Protocol.data_received`."""
         self._keepalive.last_received_s = self._loop.time()
         self._turns.count(len(data))
+        was_behind = self.connection.is_behind
         self.connection.receive(data)
         self._govern_reading()
+        if self.connection.is_behind and not was_behind:
+            self._loop.call_soon(self._proceed)
+
+    def _proceed(self) -> None:
+        """Goes on with what was read, in a turn of the event loop that others had a part of."""
+        self.connection.proceed()
+        self._govern_reading()
+        if self.connection.is_behind and not self.connection.is_closed:
+            self._loop.call_soon(self._proceed)
 
     def pause_writing(self) -> None:
         """Implements `asyncio.Protocol.pause_writing`."""
@@ -148,7 +158,7 @@ class Http2Protocol(asyncio.Protocol):
             self._loop.call_later(_CLOSE_TIMEOUT_S, self.abort)
 
     def _govern_reading(self) -> None:
-        listens = not self._send_buffer.is_behind
+        listens = not (self._send_buffer.is_behind or self.connection.is_behind)
         if listens == self._is_listening or self._transport.is_closing():
             return
         self._is_listening = listens

@@ -151,13 +151,20 @@ class Peer:
         return frames
 
     def send(self, *sent: bytes) -> list[tuple[int, int, int, bytes]]:
-        """Sends bytes; returns the frames that come back."""
+        """Sends bytes, and gives the connection all the turns it needs; returns the frames that come back."""
         self.connection.receive(b"".join(sent))
+        while self.connection.is_behind:
+            self.connection.proceed()
         return self.take()
 
     def goaway_code(self) -> int | None:
         """The error that the connection was closed with."""
-        codes = [payload[4:8] for kind, _, _, payload in self.take() if kind == FrameType.GOAWAY]
+        return self.code_in(self.take())
+
+    @staticmethod
+    def code_in(received: list[tuple[int, int, int, bytes]]) -> int | None:
+        """The error code of the last GOAWAY."""
+        codes = [payload[4:8] for kind, _, _, payload in received if kind == FrameType.GOAWAY]
         return int.from_bytes(codes[-1], "big") if codes else None
 
 

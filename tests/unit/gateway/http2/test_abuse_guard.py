@@ -27,17 +27,15 @@ FLOODS = {
 def test_floods_end_the_connection(flood: bytes) -> None:
     peer = Peer(EAGER)
     peer.send(headers(1), headers(3, end=True))
-    peer.connection.receive(flood * (MAX_IDLE_FRAMES + IDLE_FRAMES_A_STREAM - 1))
+    peer.send(flood * (MAX_IDLE_FRAMES + IDLE_FRAMES_A_STREAM - 1))
     assert not peer.connection.is_closed
-    peer.connection.receive(flood * 2)
-    assert peer.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
+    assert peer.code_in(peer.send(flood * 2)) == Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_empty_continuations_end_the_connection() -> None:
     peer = Peer()
-    peer.connection.receive(frame(FrameType.HEADERS, 0, 1) + frame(FrameType.CONTINUATION, 0, 1) * MAX_IDLE_FRAMES)
-    peer.connection.receive(frame(FrameType.CONTINUATION, 0, 1) * 2)
-    assert peer.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
+    answer = peer.send(frame(FrameType.HEADERS, 0, 1), frame(FrameType.CONTINUATION, 0, 1) * (MAX_IDLE_FRAMES + 2))
+    assert peer.code_in(answer) == Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
 def test_a_peer_that_asks_in_between_is_not_sent_away() -> None:

@@ -14,7 +14,7 @@ from tests.support.gateway.http2_peer import (
     uint32,
     window_update,
 )
-from weir.gateway.http2.connection import MAX_HEADER_BLOCK_BYTES, MAX_STREAMS
+from weir.gateway.http2.connection import MAX_HEADER_BLOCK_BYTES, MAX_STREAMS, TURN_WORK
 from weir.gateway.http2.frames import (
     MAX_WINDOW,
     PREFACE,
@@ -25,7 +25,7 @@ from weir.gateway.http2.frames import (
     read_settings,
     settings,
 )
-from weir.gateway.http2.headers import encode_headers
+from weir.gateway.http2.headers import MAX_FIELDS, encode_headers
 
 BLOCK = encode_headers(REQUEST)
 LAST = Flag.END_HEADERS | Flag.END_STREAM
@@ -258,6 +258,60 @@ def test_what_is_no_http2_is_closed(sent: bytes) -> None:
     peer = Peer(greet=False)
     peer.connection.receive(sent)
     assert peer.goaway_code() == Http2ErrorCode.PROTOCOL_ERROR
+
+
+# The work of a turn
+
+
+def indexed(stream_id: int, count: int) -> bytes:
+    """A request with `count` fields of a byte each: they name the newest entry of the table, which the block adds to."""
+    block = encode_headers(REQUEST) + b"\x40\x01a\x01b" + b"\xbe" * (count - len(REQUEST) - 1)
+    return frame(FrameType.HEADERS, Flag.END_HEADERS, stream_id, block)
+
+
+def test_a_header_block_has_a_bounded_number_of_fields() -> None:
+    peer = Peer()
+    peer.send(indexed(1, MAX_FIELDS))
+    assert len(peer.application.exchanges) == 1
+    assert peer.code_in(peer.send(indexed(3, MAX_FIELDS + 1))) == Http2ErrorCode.ENHANCE_YOUR_CALM
+    assert len(peer.application.exchanges) == 1
+
+
+def test_trailers_have_a_bounded_number_of_fields() -> None:
+    peer = Peer()
+    peer.send(headers(1))
+    block = b"\x40\x01a\x01b" + b"\xbe" * MAX_FIELDS
+    trailers = frame(FrameType.HEADERS, Flag.END_HEADERS | Flag.END_STREAM, 1, block)
+    assert peer.code_in(peer.send(trailers)) == Http2ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize("fields", [len(REQUEST) + 1, MAX_FIELDS])
+def test_a_turn_ends_by_work(fields: int) -> None:
+    """What arrives while frames are left comes after them."""
+    peer = Peer()
+    count = 3 * TURN_WORK // (fields + 1)
+    sent = b"".join(indexed(2 * number + 1, fields) for number in range(count))
+    middle = len(sent) // 2 + 5  # within a frame
+    peer.connection.receive(sent[:middle])
+    peer.connection.receive(sent[middle:])
+    turns = [len(peer.application.exchanges)]
+    while peer.connection.is_behind:
+        peer.connection.proceed()
+        turns.append(len(peer.application.exchanges) - sum(turns))
+    assert sum(turns) == min(count, MAX_STREAMS)
+    assert len(turns) >= 3
+    assert max(turns) <= TURN_WORK // (fields + 1) + 1
+    assert [exchange.stream.id for exchange in peer.application.exchanges] == [2 * n + 1 for n in range(sum(turns))]
+
+
+def test_nothing_is_left_to_do_for_a_connection_that_ended() -> None:
+    peer = Peer()
+    peer.connection.receive(b"".join(headers(2 * number + 1) for number in range(TURN_WORK + 10)))
+    assert peer.connection.is_behind
+    begun = len(peer.application.exchanges)
+    peer.connection.lose()
+    peer.connection.proceed()
+    assert len(peer.application.exchanges) == begun
 
 
 # The end

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,7 @@ from tests.support.gateway.http2_peer import (
 )
 from tests.support.waiting import wait_until
 from weir.gateway.http2 import keepalive as lifetime
+from weir.gateway.http2.connection import TURN_WORK, Connection
 from weir.gateway.http2.frames import MAX_WINDOW, Flag, FrameType, Setting
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.http2.protocol import Http2Protocol
@@ -97,6 +99,34 @@ def test_other_connections_have_their_turn_while_a_large_request_arrives(
         counting.cancel()
     assert sum(turns) > len(content)
     assert max(turns) < 2 * TURN_BYTES, "a read that begins before the limit may end after it"
+
+
+def test_other_connections_have_their_turn_while_many_headers_arrive(
+    grpc_loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [0]
+    on_frame = Connection._on_frame
+
+    def spy(connection: Connection, *of: Any) -> None:
+        turns[-1] += 1
+        on_frame(connection, *of)
+
+    async def count_turns() -> None:
+        while True:
+            turns.append(0)
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(Connection, "_on_frame", spy)
+    count = 600
+    with serving(grpc_loop) as server, Wire(server.port) as wire:
+        counting = grpc_loop.spawn(count_turns())
+        content = [headers(2 * number + 1, [*REQUEST, (b"n", b"%d" % number)], end=True) for number in range(count)]
+        wire.send(*content)
+        assert wire.response(2 * count - 1)
+        counting.cancel()
+        assert len(server.application.exchanges) == count
+    fields = len(REQUEST) + 1
+    assert max(turns) <= TURN_WORK // (fields + 1) + 1
 
 
 def test_twenty_megabytes_pass_both_ways(grpc_loop: Loop) -> None:
