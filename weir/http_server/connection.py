@@ -27,7 +27,8 @@ from weir.schemas.core.names import routed_path
 
 MAX_HEADERS = 128
 MAX_HEAD_BYTES = 64 * 1024
-"""URL and headers of one request together; requests with more are answered with 400, and their connection ends."""
+"""URL and headers of one request together; requests with more are answered with 400, and their connection ends. So many
+bytes may also come within a chunked body without a byte of it, in trailers and in extensions of chunks."""
 
 MAX_CHUNKS = 65_536
 """Non-empty chunks of one request's body; Triton's limit. Each costs far more than the byte it may carry."""
@@ -134,6 +135,8 @@ class HttpConnection(asyncio.Protocol):
         self._arrived_head_bytes = 0  # of a head that arrives in several pieces
         self._head_charged_bytes = 0
         self._is_in_head = False
+        self._is_in_body = False
+        self._has_read_body = False  # in the last piece that was read
         self._chunks = 0
         self._passed_over_bytes = 0
         self._arrival = StallDetector()
@@ -174,7 +177,9 @@ class HttpConnection(asyncio.Protocol):
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Appends a header. Raises HeadTooLarge."""
+        """Appends a header; drops a trailer. Raises HeadTooLarge."""
+        if not self._is_in_head:
+            return
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
             raise HeadTooLarge
@@ -188,9 +193,8 @@ class HttpConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Makes the exchange of the request and starts it, or queues it behind the requests before it."""
         self._is_in_head = False
-        if self._head_charged_bytes:
-            self.memory.account.release("http", self._head_charged_bytes)
-            self._head_charged_bytes = 0
+        self._is_in_body = True
+        self._release_head()
         if self._is_rejecting:
             return
         parser = self.parser
@@ -209,6 +213,7 @@ class HttpConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         """Passes a piece of the body to its exchange, or drops it if the request is answered already."""
         exchange = self._latest
+        self._has_read_body = True
         if self._is_rejecting or exchange is None:
             return
         if self._chunks > MAX_CHUNKS:
@@ -223,6 +228,8 @@ class HttpConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """The body of the request is complete."""
+        self._is_in_body = False
+        self._release_head()
         if self._latest is not None and not self._latest.response_complete:
             self._latest.complete()
 
@@ -281,6 +288,7 @@ class HttpConnection(asyncio.Protocol):
         if self._is_rejecting:
             return
         self.count_read(len(data))
+        self._has_read_body = False
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -293,8 +301,13 @@ class HttpConnection(asyncio.Protocol):
         else:
             if self._is_in_head:
                 self._charge_head(len(data))
-            elif self._latest is not None and self._latest.more_body:
-                self._read_body_directly(self._latest)
+            elif self._is_in_body and not self._has_read_body:
+                self._charge_framing(len(data))
+            else:
+                if self._head_charged_bytes:
+                    self._release_head()
+                if self._latest is not None and self._latest.more_body:
+                    self._read_body_directly(self._latest)
 
     def count_read(self, size: int) -> None:
         """Counts `size` bytes that were read, so that other connections have their turn."""
@@ -346,13 +359,31 @@ class HttpConnection(asyncio.Protocol):
             self._arrival.reset()
         if self._arrived_head_bytes > MAX_HEAD_BYTES:
             self._reject_framing(_malformed(str(HeadTooLarge())))
-            return
-        size = self._arrived_head_bytes - self._head_charged_bytes
-        if self.memory.account.charge("http", size):
-            self._head_charged_bytes += size
-        else:
+        elif not self._charge_arrived():
             self._is_rejecting = True
             self.write_and_close(no_memory())
+
+    def _charge_framing(self, size: int) -> None:
+        """Charges what has arrived of a trailer, which the parser holds until it is complete, or of a chunk's extension."""
+        self._arrived_head_bytes += size
+        if self._arrived_head_bytes > MAX_HEAD_BYTES:
+            self.reject(_malformed(f"a trailer, or the extension of a chunk, exceeds {MAX_HEAD_BYTES} bytes"))
+        elif not self._charge_arrived():
+            self.reject(no_memory())
+
+    def _charge_arrived(self) -> bool:
+        size = self._arrived_head_bytes - self._head_charged_bytes
+        if not self.memory.account.charge("http", size):
+            return False
+        self._head_charged_bytes += size
+        return True
+
+    def _release_head(self) -> None:
+        """What the parser has held of a head, or within a body, is complete."""
+        self._arrived_head_bytes = 0
+        if self._head_charged_bytes:
+            self.memory.account.release("http", self._head_charged_bytes)
+            self._head_charged_bytes = 0
 
     def _reject_framing(self, error: WeirError) -> None:
         """Answers what can't be parsed with `error`, once the requests before it are answered, and ends the connection."""

@@ -111,6 +111,63 @@ def test_a_request_without_end_loses_its_connection_and_others_go_on(
     run(scenario)
 
 
+CHUNKED = b"POST /%b HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("begun", [b"1\r\n{\r\n0\r\nX-Trailer: ", b"1\r\n{\r\n0\r\n", b"1\r\n{\r\n1;e="])
+@pytest.mark.parametrize("path", [b"echo", b"page"], ids=["answered after", "answered before"])
+def test_a_body_without_end_that_brings_nothing_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch, begun: bytes, path: bytes
+) -> None:
+    monkeypatch.setattr(connection, "MAX_HEAD_BYTES", 3000)
+    ledger = MemoryLedger()
+
+    async def scenario(connect: Connect, listeners: HttpListeners) -> None:
+        reader, writer = await connect()
+        writer.write(CHUNKED % path + begun)
+        await writer.drain()
+        if path == b"page":
+            await reader.readuntil(b"Method Not Allowed")
+        charged = 0
+        filler = b"x" * 500 if begun[-2:] != b"\r\n" else b"x-name: value\r\n" * 33
+        for _ in range(5):
+            writer.write(filler)
+            await asyncio.sleep(0.01)
+            charged = max(charged, ledger.total_bytes)
+        writer.write(3 * filler)
+        rest = await reader.read()
+        assert path == b"page" or rest.startswith(b"HTTP/1.1 400 ")
+        assert path == b"page" or b"a trailer, or the extension of a chunk, exceeds 3000 bytes" in rest
+        assert 500 <= charged <= 3000
+        await eventually(lambda: not listeners.connections("metrics") and not ledger.total_bytes)
+        writer.close()
+
+    run(scenario, ledger=ledger)
+
+
+def test_trailers_are_read_dropped_and_free_their_memory() -> None:
+    ledger, seen = MemoryLedger(), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["more_body"]:
+            pass
+        seen.extend(scope["headers"])
+        await Response(b"page")(scope, receive, send)
+
+    async def scenario(connect: Connect, _listeners: HttpListeners) -> None:
+        reader, writer = await connect()
+        for _ in range(3):
+            for piece in (CHUNKED % b"echo", b"3\r\nabc\r\n0\r\nX-Sum: 1", b"2\r\nY: ", b"3\r\n", b"\r\n"):
+                writer.write(piece)
+                await asyncio.sleep(0.005)
+            assert (await reader.readuntil(b"\r\n\r\npage")).startswith(b"HTTP/1.1 200")
+            assert not ledger.total_bytes
+        writer.close()
+
+    run(scenario, app=app, ledger=ledger)
+    assert {name for name, _ in seen} == {b"host", b"transfer-encoding"}
+
+
 def test_pipelined_requests_are_answered_in_their_order() -> None:
     async def scenario(connect: Connect, _listeners: HttpListeners) -> None:
         reader, writer = await connect()
