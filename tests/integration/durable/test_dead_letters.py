@@ -177,6 +177,9 @@ def test_show_prints_json_text_and_bytes(broker: Broker) -> None:
     shown = broker.output("show", str(sequence))
     assert "00000010  10 11 12" in shown
     assert "... and 226 more bytes" in shown
+    for sequence_of_none in ("0", "18446744073709551615", "18446744073709551616", "9" * 40):
+        missing = broker.run("show", sequence_of_none)
+        assert str(missing.exception) == f"there is no dead letter of sequence {sequence_of_none}"
     missing = broker.run("show", "nobody")
     assert str(missing.exception) == "there is no dead letter of id or sequence 'nobody'"
 

@@ -29,6 +29,9 @@ from weir.schemas.wire.terminal import Attempt, Outcome, TerminalRecord, unpack_
 SETTLING_S = 30.0
 """A letter is stored before its record. One without a record is not replayed while it is younger than this."""
 
+MAX_SEQUENCE = (1 << 64) - 1
+"""nats-server rejects a request with a larger one as malformed."""
+
 _PUBLISH_TIMEOUT_S = 10.0
 
 _MAX_KEPT_ID = 100  # an id has 128 characters at most
@@ -106,10 +109,10 @@ class DeadLetters:
 
     async def get(self, sequence: int) -> DeadLetter:
         """The letter of this sequence, with its body. Raises NOT_FOUND."""
-        try:
-            message = await self._bus.jetstream.stored(subjects.DEAD_STREAM, sequence=sequence)
-        except NotFoundError:
-            message = None
+        message = None
+        if 0 < sequence <= MAX_SEQUENCE:
+            with contextlib.suppress(NotFoundError):
+                message = await self._bus.jetstream.stored(subjects.DEAD_STREAM, sequence=sequence)
         if message is None:
             raise not_found(f"there is no dead letter of sequence {sequence}")
         return _letter(message)
