@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from weir.gateway.metrics.text import CONTENT_TYPE, MetricFamily, Sample, render
@@ -61,8 +61,16 @@ def _add_histogram(metric: Metric, samples: Iterable[Sample]) -> None:
 
 
 def negotiate(accept: str) -> tuple[Renderer, str]:
-    """The renderer of the page for a request with this `Accept` header, and its content type."""
-    encode, content_type = choose_encoder(accept)
-    if not content_type.startswith("application/openmetrics-text"):
-        return render, CONTENT_TYPE
-    return (lambda families: encode(FamilyCollector(families))), content_type
+    """The renderer of the page for a request with this `Accept` header, and its content type.
+
+    The page is in OpenMetrics 1.0.0 if the header names that, or no version of it. Anything else, malformed or not, gets
+    the text format.
+    """
+    for media_range in accept.split(","):
+        media, *parameters = (part.strip().lower() for part in media_range.split(";"))
+        versions = [
+            text.partition("=")[2].strip() for text in parameters if text.partition("=")[0].strip() == "version"
+        ]
+        if media == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
+            return (lambda families: generate_latest(FamilyCollector(families))), CONTENT_TYPE_LATEST
+    return render, CONTENT_TYPE

@@ -25,9 +25,35 @@ def parsed(*families: MetricFamily) -> dict[str, tuple[str, dict[tuple[str, ...]
     }
 
 
-@pytest.mark.parametrize("accept", ["", "*/*", "text/plain;version=0.0.4", "text/html"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "",
+        "*/*",
+        "text/plain;version=0.0.4",
+        "text/html",
+        ";;;=,",
+        "application/openmetrics-text;version=x;escaping=zz",
+        "application/openmetrics-text;version=1..0",
+        "application/openmetrics-text;version=9.9",
+        "application/openmetrics-text;version=0.0.1",
+    ],
+)
 def test_without_openmetrics_the_page_is_triton_s_text(accept: str) -> None:
     assert negotiate(accept) == (render, CONTENT_TYPE)
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        OPENMETRICS,
+        "application/openmetrics-text",
+        "text/html;version,Application/OpenMetrics-Text ; version = 1.0.0 ; escaping=allow-utf-8;q=0.5",
+        "application/openmetrics-text;version=2.0.0,application/openmetrics-text;version=1.0.0",
+    ],
+)
+def test_openmetrics_is_chosen_by_its_version(accept: str) -> None:
+    assert negotiate(accept)[1] == "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 def test_a_counter_keeps_its_name() -> None:
