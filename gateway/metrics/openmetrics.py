@@ -72,5 +72,10 @@ def negotiate(accept: str) -> tuple[Renderer, str]:
             text.partition("=")[2].strip() for text in parameters if text.partition("=")[0].strip() == "version"
         ]
         if media == "application/openmetrics-text" and versions in ([], ["1.0.0"]):
-            return (lambda families: generate_latest(FamilyCollector(families))), CONTENT_TYPE_LATEST
+            return _render_openmetrics, CONTENT_TYPE_LATEST
     return render, CONTENT_TYPE
+
+
+def _render_openmetrics(families: Iterable[MetricFamily]) -> bytes:
+    page: bytes = generate_latest(FamilyCollector(families))  # type: ignore[no-untyped-call]
+    return page
