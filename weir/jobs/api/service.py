@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +36,8 @@ class JobService:
         self._roots = roots
         self._uploads = None if roots.first is None else Uploads(roots.first)
         self._catalog = catalog
+        # Of their own: what clients have searched here must not take the threads in which requests are decoded.
+        self._threads = ThreadPoolExecutor(2, "jobs")
 
     async def submit(self, document: Any) -> dict[str, Any]:
         """Submits a job. Raises WeirError if it could not run."""
@@ -63,7 +66,7 @@ class JobService:
 
     async def _create(self, id: str, spec: JobSpec) -> dict[str, Any]:
         self._check_output(spec)
-        spec = await asyncio.to_thread(self._checked, id, spec)
+        spec = await asyncio.get_running_loop().run_in_executor(self._threads, self._checked, id, spec)
         self._check_output(spec)  # another job may have been stored meanwhile
         entry = JobEntry(id=id, spec=spec, created_ms=unix_ms())
         await self._store.create(entry)

@@ -14,7 +14,8 @@ the process ends: a runner that has lost its lease without noticing keeps others
 from __future__ import annotations
 
 import fcntl
-import glob
+import fnmatch
+import itertools
 import os
 import shutil
 import time
@@ -28,6 +29,13 @@ from weir.jobs.records.record import MAX_INPUTS, JobSpec
 from weir.schemas.core.errors import WeirError, invalid, unavailable
 
 OPTION = "--batch-root"
+
+MAX_EXAMINED = 100_000
+MAX_EXPANSION_S = 5.0
+"""How many files and folders are examined for a pattern, and for how long. Clients choose patterns, and make folders by the
+outputs of their jobs."""
+
+ANY_DEPTH = "**"
 
 _PATTERN = frozenset("*?[")
 
@@ -97,7 +105,9 @@ class BatchRoots:
         self._inside("input", str(Path(*parts[:fixed])))
         if ".." in parts[fixed:]:
             raise invalid(f"input '{pattern}' must not contain '..' after a pattern")
-        return sorted(glob.glob(pattern, recursive=True))
+        if parts.count(ANY_DEPTH) > 1:
+            raise invalid(f"input '{pattern}' must not contain '{ANY_DEPTH}' more than once")
+        return sorted(map(str, _Expansion(pattern, Path(*parts[:fixed]), parts[fixed:]).paths()))
 
     def _inside(self, what: str, text: str) -> Path:
         if not Path(text).is_absolute() or "\0" in text:
@@ -109,6 +119,56 @@ class BatchRoots:
         if not any(path.is_relative_to(root) for root in self._roots):
             raise invalid(f"{what} '{text}' is not below a folder that the server was started with as {OPTION}")
         return path
+
+
+class _Expansion:
+    """The paths that match a pattern, as a shell matches it: hidden files match no `*`, and `**` does not follow links.
+
+    Raises WeirError (INVALID_ARG) for a pattern that takes too long.
+    """
+
+    def __init__(self, pattern: str, base: Path, parts: Sequence[str]) -> None:
+        self._pattern = pattern
+        self._parts = parts
+        self._pending = [(base, 0)]  # a path, and which part what is below it must match
+        self._examined = 0
+        self._deadline_s = time.monotonic() + MAX_EXPANSION_S
+
+    def paths(self) -> Iterator[Path]:
+        """The paths below the base that match the parts, each once, in no order."""
+        while self._pending:
+            path, at = self._pending.pop()
+            if at == len(self._parts):
+                yield path
+            elif self._parts[at] == ANY_DEPTH:
+                self._pending.append((path, at + 1))
+                yield from self._at_any_depth(path, at)
+            elif _PATTERN & set(self._parts[at]):
+                names = [entry.name for entry in self._visible(path, self._parts[at])]
+                self._pending += ((path / n, at + 1) for n in names if fnmatch.fnmatchcase(n, self._parts[at]))
+            elif os.path.lexists(path / self._parts[at]):
+                self._pending.append((path / self._parts[at], at + 1))
+
+    def _at_any_depth(self, path: Path, at: int) -> Iterator[Path]:
+        for entry in self._visible(path, ANY_DEPTH):
+            if entry.is_dir(follow_symlinks=False):
+                self._pending.append((path / entry.name, at))
+            elif at + 1 == len(self._parts):
+                yield path / entry.name
+
+    def _visible(self, path: Path, part: str) -> Iterator[os.DirEntry[str]]:
+        try:
+            with os.scandir(path) as listed:
+                entries = list(itertools.islice(listed, MAX_EXAMINED - self._examined + 1))
+        except OSError:  # no folder, or one that may not be read
+            return
+        self._examined += len(entries)
+        if self._examined > MAX_EXAMINED or time.monotonic() > self._deadline_s:
+            raise invalid(
+                f"input '{self._pattern}' takes too long to expand: {self._examined} files and folders were examined, "
+                f"of at most {MAX_EXAMINED} in {MAX_EXPANSION_S:.0f} s; name the files, or their folder"
+            )
+        yield from (entry for entry in entries if part.startswith(".") or not entry.name.startswith("."))
 
 
 def _real(text: str) -> Path:

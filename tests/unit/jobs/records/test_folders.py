@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 import pytest
 
+from weir.jobs.records import folders
 from weir.jobs.records.folders import MARKER, BatchRoots, OutputFolder, Uploads
 from weir.jobs.records.record import JobSpec
 from weir.schemas.core.errors import ErrorCode, WeirError
@@ -43,6 +45,62 @@ def test_what_is_there_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(WeirError, match="is not empty: files are not overwritten"):
         OutputFolder(tmp_path, "batch-1").claim("input")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*",
+        "*.csv",
+        "**/*.csv",
+        "**",
+        "a/**",
+        "a/**/*",
+        "?/[bc]/x.csv",
+        "*/b/x.csv",
+        "**/x.csv",
+        "a/**/c/x.*",
+        ".*",
+        "no*",
+    ],
+)
+def test_a_pattern_matches_what_a_shell_finds(tmp_path: Path, pattern: str) -> None:
+    for place in ("a/b/x.csv", "a/b/c/x.csv", "a/x.csv", "b/c/x.csv", "x.csv", "y.txt", ".hidden/x.csv", "a/.x.csv"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).touch()
+    spec = JobSpec(model="m", inputs=(f"{tmp_path}/{pattern}",), output=str(tmp_path / "out"))
+    wanted = sorted({str(Path(found)) for found in glob.glob(f"{tmp_path}/{pattern}", recursive=True)})
+    if wanted:
+        assert list(BatchRoots([str(tmp_path)]).checked(spec).inputs) == wanted
+    else:
+        with pytest.raises(WeirError, match="no input matches"):
+            BatchRoots([str(tmp_path)]).checked(spec)
+
+
+def test_a_pattern_follows_no_links_to_any_depth(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.csv").touch()
+    (tmp_path / "a" / "again").symlink_to(tmp_path)
+    spec = JobSpec(model="m", inputs=(f"{tmp_path}/**/x.csv",), output=str(tmp_path / "out"))
+    assert list(BatchRoots([str(tmp_path)]).checked(spec).inputs) == [f"{tmp_path}/a/x.csv"]
+
+
+@pytest.mark.parametrize("pattern", ["**/x", "*/*", "*"])
+def test_a_pattern_that_takes_too_long_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    for number in range(30):
+        (tmp_path / str(number) / "deep").mkdir(parents=True)
+    monkeypatch.setattr(folders, "MAX_EXAMINED", 20)
+    spec = JobSpec(model="m", inputs=(f"{tmp_path}/{pattern}",), output=str(tmp_path / "out"))
+    with pytest.raises(WeirError, match="takes too long to expand: 21 files and folders were examined, of at most 20"):
+        BatchRoots([str(tmp_path)]).checked(spec)
+
+
+def test_a_pattern_has_one_part_of_any_depth_at_most(tmp_path: Path) -> None:
+    spec = JobSpec(model="m", inputs=(f"{tmp_path}/**/**/x",), output=str(tmp_path / "out"))
+    with pytest.raises(WeirError, match=r"must not contain '\*\*' more than once"):
+        BatchRoots([str(tmp_path)]).checked(spec)
 
 
 def test_patterns_are_expanded_once(tmp_path: Path) -> None:
