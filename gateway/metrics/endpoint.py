@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -18,7 +19,8 @@ from weir.durable.api.reporting import read_counters, sum_counters
 from weir.gateway.context import GatewayContext
 from weir.gateway.metrics.custom import custom_families, merge_families
 from weir.gateway.metrics.durable import durable_families
-from weir.gateway.metrics.openmetrics import negotiate
+from weir.gateway.metrics.openmetrics import Renderer, negotiate
+from weir.gateway.metrics.shared_page import SharedPage
 from weir.gateway.metrics.text import MetricFamily, render
 from weir.gateway.metrics.traffic import traffic_families
 from weir.gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
@@ -81,17 +83,22 @@ class MetricsEndpoint:
 
     def app(self) -> Starlette:
         """The ASGI application: `/metrics`, and an empty page for any other path, as in Triton."""
+        pages: dict[Renderer, SharedPage] = {}
 
         async def scrape(request: Request) -> Response:
             renderer, content_type = negotiate(request.headers.get("accept", ""))
-            families = list(await self.families())
-            page = render(families) if renderer is render else await asyncio.to_thread(renderer, families)
-            return Response(page, headers={"Content-Type": content_type})
+            if renderer not in pages:
+                pages[renderer] = SharedPage(functools.partial(self._page, renderer), time.monotonic)
+            return Response(await pages[renderer].get(), headers={"Content-Type": content_type})
 
         async def nothing(_request: Request) -> Response:
             return Response()
 
         return Starlette(routes=[Route("/metrics", scrape), Route("/{path:path}", nothing)])
+
+    async def _page(self, renderer: Renderer) -> bytes:
+        families = list(await self.families())
+        return render(families) if renderer is render else await asyncio.to_thread(renderer, families)
 
     def connection(self) -> Callable[..., HttpConnection]:
         """The connections of the metrics port; they have memory ledgers of their own, and count with all others."""
