@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import ssl
+import time
 from typing import Any
 
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
@@ -25,13 +26,14 @@ from weir.bus.streams.declarations import ensure_stream
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject
 from weir.durable.api.acceptance import BROKER_ERRORS
 from weir.durable.api.callback_rules import CallbackRules, CallbackUrl
+from weir.durable.api.receivers import Receivers
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
 
 logger = logging.getLogger("weir.gateway")
 
-MAX_POSTS = 16
-"""Responses that a process posts at the same time."""
+MAX_POSTS = 32
+"""Responses that a process posts at the same time; `Receivers` says how many of them to one receiver."""
 
 MAX_PENDING = 10_000
 """Failed posts of all processes that wait for a retry; beyond it no other responses are posted."""
@@ -71,6 +73,7 @@ class Callbacks:
         self._background: asyncio.TaskGroup | None = None
         self._is_stopping = False
         self._slots = asyncio.Semaphore(MAX_POSTS)
+        self._receivers = Receivers()
         self.posted = 0
         self.dropped = 0
 
@@ -177,25 +180,36 @@ class Callbacks:
             url = self._rules.check_url(callback_subjects.callback_url(message.subject))
         except (ValueError, WeirError):
             return False  # the rules have changed, or the message is not a gateway's
-        headers = parse_headers(message.header_block)
-        body = message.data
+        receiver = f"{url.scheme}://{url.authority}"
+        if not self._receivers.begin(receiver, time.monotonic()):
+            return None
+        has_responded = True
         try:
-            if "weir-object" in headers:
-                name = headers.pop("weir-object")
-                found = await StoredObject.find(self._messages, durable_subjects.RESULT_OBJECTS, name)
-                if found is None:
-                    return False
-                body = await found.read()
+            headers = parse_headers(message.header_block)
+            body = await self._body(message, headers)
             async with asyncio.timeout(POST_TIMEOUT_S):
                 status = await post(url, headers, body)
         except CorruptObject:
             return False
         except (OSError, TimeoutError, EOFError, ValueError) as error:
+            has_responded = False
             logger.debug("callback to %s: %s", url.authority, error)
             return None
+        finally:
+            self._receivers.end(receiver, has_responded, time.monotonic())
         if 200 <= status < 300:
             return True
         return None if status >= 500 or status in _TEMPORARY else False
+
+    async def _body(self, message: Message, headers: dict[str, str]) -> bytes:
+        """The body to post; takes the name of its object out of `headers`. Raises CorruptObject if it is lost."""
+        name = headers.pop("weir-object", None)
+        if name is None:
+            return message.data
+        found = await StoredObject.find(self._messages, durable_subjects.RESULT_OBJECTS, name)
+        if found is None:
+            raise CorruptObject(f"object {name} does not exist")
+        return await found.read()
 
 
 async def post(url: CallbackUrl, headers: dict[str, str], body: bytes) -> int:

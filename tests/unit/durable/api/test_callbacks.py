@@ -117,6 +117,26 @@ def test_large_answers_are_posted_whole(nats_url: str) -> None:
     posted(nats_url, receiver, scenario)
 
 
+def test_a_receiver_that_hangs_leaves_places_for_others(nats_url: str) -> None:
+    hangs, other = free_receiver(), free_receiver()
+
+    async def hang(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async def within(door: Door) -> None:
+        server = await asyncio.start_server(hang, "127.0.0.1", hangs.port)
+        async with other.listening():
+            for _ in range(2 * callbacks.MAX_POSTS):
+                await door.accepted(document(1), Weir_Callback_Url=f"http://127.0.0.1:{hangs.port}/hooks/a")
+            id = await door.accepted(document(2), Weir_Callback_Url=f"http://127.0.0.1:{other.port}/hooks/b")
+            _, headers, _ = await asyncio.wait_for(other.heard.get(), callbacks.POST_TIMEOUT_S - 5)
+            assert headers["weir-id"] == id
+            assert not door.callbacks.dropped
+        server.close()
+
+    run(nats_url, within, callback_allow=tuple(f"http://127.0.0.1:{one.port}/hooks/" for one in (hangs, other)))
+
+
 def test_a_callback_subject_is_a_reply_subject(nats_url: str) -> None:
     async def scenario(door: Door) -> None:
         answers = await door.client.subscribe("answers.mine")

@@ -1,0 +1,68 @@
+"""`Receivers`: how many responses are posted to one receiver at a time. No IO; not thread-safe.
+
+Promises:
+- A receiver has at most `MAX_POSTS_TO_ONE` posts at a time, so that one that hangs leaves places for others.
+- After `FAILURES` posts in a row without a response, a receiver has one post at a time, each after a pause that doubles
+  up to `MAX_PAUSE_S`. A response of any status ends that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MAX_POSTS_TO_ONE = 8
+"""Responses that a process posts to one receiver at the same time."""
+
+FAILURES = 3
+PAUSE_S = 5.0
+MAX_PAUSE_S = 300.0
+
+MAX_KNOWN = 10_000
+"""Receivers that are kept after a failure."""
+
+
+@dataclass(slots=True)
+class _Receiver:
+    posts: int = 0
+    failures: int = 0
+    closed_until_s: float = 0.0
+
+
+class Receivers:
+    """The receivers of one process, by a name that identifies each. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._receivers: dict[str, _Receiver] = {}
+
+    def begin(self, name: str, now_s: float) -> bool:
+        """Counts a post to a receiver until `end`. Returns False, and counts nothing, if it must be tried again later."""
+        receiver = self._receivers.get(name) or _Receiver()
+        if receiver.failures >= FAILURES:
+            may_begin = receiver.posts == 0 and now_s >= receiver.closed_until_s
+        else:
+            may_begin = receiver.posts < MAX_POSTS_TO_ONE
+        if may_begin:
+            receiver.posts += 1
+            self._receivers[name] = receiver
+        return may_begin
+
+    def end(self, name: str, has_responded: bool, now_s: float) -> None:
+        """A post has ended; `has_responded` if a response came, whatever its status."""
+        receiver = self._receivers[name]
+        receiver.posts -= 1
+        if has_responded:
+            receiver.failures = 0
+        else:
+            receiver.failures += 1
+            doublings = min(max(0, receiver.failures - FAILURES), 10)
+            receiver.closed_until_s = now_s + min(PAUSE_S * 2**doublings, MAX_PAUSE_S)
+        if not (receiver.posts or receiver.failures):
+            del self._receivers[name]
+        elif len(self._receivers) > MAX_KNOWN:
+            self._forget_one()
+
+    def _forget_one(self) -> None:
+        """Forgets the receiver without posts that failed first."""
+        idle = next((name for name, receiver in self._receivers.items() if not receiver.posts), None)
+        if idle is not None:
+            del self._receivers[idle]
