@@ -49,7 +49,7 @@ from weir.gateway.admin.live_settings import LiveSettings
 from weir.gateway.admin.load_report import LoadReports
 from weir.gateway.admin.peers import GatewayPeers
 from weir.gateway.admin.repository import RepositoryControl, RepositoryIndex
-from weir.gateway.admin.shared_memory import SharedMemoryRegions
+from weir.gateway.admin.shared_memory import RegionPermission, SharedMemoryRegions
 from weir.gateway.admin.statistics import CacheCounterReporter
 from weir.gateway.admin.traffic import TrafficControl
 from weir.gateway.context import GatewayContext
@@ -210,7 +210,13 @@ class _Gateway:
         self._payload_server = PayloadServer(bus, id, peers)
         self._fetcher = PayloadFetcher(bus, id)
         self._peers = GatewayPeers(bus, id)
-        self._regions = SharedMemoryRegions(bus, id, self._registry, settings.allow_client_shm, self._peers.synchronise)
+        self._regions = SharedMemoryRegions(
+            bus,
+            id,
+            self._registry,
+            RegionPermission(settings.allow_client_shm, settings.client_shm_prefix),
+            self._peers.synchronise,
+        )
         self._cache: ResponseCache | None = None
         if parsed.cache is not None:
             summaries = parsed.metrics.summary_latencies
@@ -458,7 +464,12 @@ class _Gateway:
             if f"{name}_port" in self._ports:
                 address, port = getattr(self._settings, f"{name}_address"), self._ports[f"{name}_port"]
                 logger.info("Started %s at %s:%d", service, address, port)
-        announce_ready(**self._ports, models=self._catalog.index(), durability=self._durability._asdict())
+        announce_ready(
+            **self._ports,
+            models=self._catalog.index(),
+            durability=self._durability._asdict(),
+            client_memory=self._regions.permission.describe(),
+        )
 
 
 def _urls(settings: GatewaySettings, ports: dict[str, int]) -> list[str]:

@@ -93,5 +93,6 @@ class GatewaySettings(QueueSettings, LogOptions):
     cache_config: tuple[str, ...] = ()
 
     allow_client_shm: bool = False
+    client_shm_prefix: tuple[str, ...] = ()
 
     trace_config: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
 from nats.js.kv import KV_DEL, KV_OP
@@ -61,18 +61,45 @@ class RegionHold:
         self._regions.release(names)
 
 
-class SharedMemoryRegions:
-    """The registered regions of this host. Unless `allowed`, none can be registered.
-
-    `synchronise` waits for the other gateways.
+class RegionPermission(NamedTuple):
+    """Whether clients may register regions (`--allow-client-shm`), and how the names of objects of system shared memory
+    must begin for that: in one of these ways, or in any without one (`--client-shm-prefix`).
     """
 
+    is_given: bool = False
+    prefixes: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Which objects clients may name, for people; "" for none."""
+        if not self.is_given:
+            return ""
+        if not self.prefixes:
+            return "any object of shared memory that this user may read and write"
+        return f"objects of shared memory that begin with {' or '.join(self.prefixes)}"
+
+    def check_object(self, name: str, key: str, object_name: str) -> None:
+        """Raises WeirError (INVALID_ARG) unless region `name` may be of this object, which the client called `key`."""
+        if self.prefixes and not object_name.startswith(tuple(prefix.lstrip("/") for prefix in self.prefixes)):
+            raise invalid(
+                f"cannot register shared memory region '{name}' with key '{key}': this server allows only keys that begin "
+                f"with {' or '.join(map(repr, self.prefixes))}"
+            )
+
+
+class SharedMemoryRegions:
+    """The registered regions of this host. `synchronise` waits for the other gateways."""
+
     def __init__(
-        self, bus: Bus, gateway_id: str, registry: RegistryView, allowed: bool, synchronise: Synchronise = no_peers
+        self,
+        bus: Bus,
+        gateway_id: str,
+        registry: RegistryView,
+        permission: RegionPermission,
+        synchronise: Synchronise = no_peers,
     ) -> None:
         self._bus = bus
         self._registry = registry
-        self._allowed = allowed
+        self.permission = permission
         self._synchronise = synchronise
         self._cuda = CudaIpcProbe(bus, gateway_id)
         self._regions: dict[str, Region] = {}
@@ -83,7 +110,7 @@ class SharedMemoryRegions:
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Reads the registrations and watches them from now on."""
-        if not self._allowed:
+        if not self.permission.is_given:
             return
         self._background = background
         await ensure_regions_bucket(self._bus)
@@ -120,6 +147,7 @@ class SharedMemoryRegions:
         object_name = file_name(key)
         if object_name is None:
             raise invalid(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
+        self.permission.check_object(name, key, object_name)
         self._check_name(name)
         failed = f"failed to register shared memory region '{name}'"
         try:
@@ -162,7 +190,7 @@ class SharedMemoryRegions:
 
     def check_allowed(self) -> None:
         """Raises WeirError (UNSUPPORTED) unless client shared memory is enabled."""
-        if not self._allowed:
+        if not self.permission.is_given:
             raise WeirError(
                 ErrorCode.UNSUPPORTED,
                 "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable.",

@@ -306,6 +306,7 @@ def _report(  # noqa: PLR0913 - of one call
         nats_url_file=str(embedded.url_file.absolute()) if embedded else "",
         models=announced.get("models", []),
         durability=announced.get("durability", {}),
+        client_memory=announced.get("client_memory", ""),
     )
     if embedded:
         write_addresses(embedded.data_dir, {**places, "nats_url": startup.nats_url})
@@ -328,7 +329,7 @@ class StartupFacts:
 
     `data_dir` is None with an external broker. `nats_url_file` is the path of the file with the broker's URL and password,
     "" with an external broker. `durability` has the keys `ack_is_fsync` (None: unknown) and `reason`. `platforms` has the
-    address of the frontend of each managed service.
+    address of the frontend of each managed service. `client_memory` says which shared memory clients may name, "" for none.
     """
 
     http: str | None
@@ -341,6 +342,7 @@ class StartupFacts:
     models: Sequence[Mapping[str, Any]]
     durability: Mapping[str, Any]
     platforms: Mapping[str, str] = field(default_factory=dict)
+    client_memory: str = ""
 
 
 def render_startup_block(facts: StartupFacts) -> str:
@@ -353,6 +355,7 @@ def render_startup_block(facts: StartupFacts) -> str:
         *((service, f"http://{address}") for service, address in facts.platforms.items()),
         ("NATS", _without_password(facts.nats_url)),
         *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),
+        *([("client shm", facts.client_memory)] if facts.client_memory else []),
         ("durability", _durability(facts.durability)),
         ("data", facts.data_dir or "in the external NATS server"),
     ]

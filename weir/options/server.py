@@ -70,6 +70,16 @@ def _server() -> tuple[Option, ...]:
             commands=(SERVE, GATEWAY, DURABLE, WORKER),
         ),
         Option(
+            names=("--client-shm-prefix",),
+            value=Text("NAME"),
+            repeatable=True,
+            help="With `--allow-client-shm`, allow only objects of system shared memory whose names begin with this; "
+            "without it clients may name any object that the server may read and write; may be repeated.",
+            panel="Server",
+            commands=(SERVE, GATEWAY),
+            ours=True,
+        ),
+        Option(
             names=("--gateway-memory-byte-size",),
             value=Integer(0, metavar="BYTES"),
             default=0,

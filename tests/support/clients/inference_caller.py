@@ -18,7 +18,7 @@ from weir.calls.catalog import Catalog
 from weir.calls.dispatch import DispatchOptions, RequestDispatcher
 from weir.calls.in_flight import PendingRequest
 from weir.calls.payload_store import PayloadStore
-from weir.gateway.admin.shared_memory import SharedMemoryRegions
+from weir.gateway.admin.shared_memory import RegionPermission, SharedMemoryRegions
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
@@ -90,7 +90,7 @@ async def caller(nats_url: str) -> AsyncIterator[Caller]:
         registry = RegistryView(bus)
         catalog = Catalog(registry, True)
         payloads = PayloadStore(PayloadArena(gateway_id), registry.model_shares_memory)
-        regions = SharedMemoryRegions(bus, gateway_id, registry, False)
+        regions = SharedMemoryRegions(bus, gateway_id, registry, RegionPermission())
         inference = RequestDispatcher(bus, gateway_id, catalog, payloads, DispatchOptions(regions))
         await inference.start(background)
         await registry.start(background)

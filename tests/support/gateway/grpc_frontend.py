@@ -16,7 +16,7 @@ from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import OnResponse
 from weir.calls.request_templates import RequestTemplate
 from weir.calls.tracing import Tracing
-from weir.gateway.admin.shared_memory import SharedMemoryRegions
+from weir.gateway.admin.shared_memory import RegionPermission, SharedMemoryRegions
 from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.codec import MAX_MESSAGE_BYTES
 from weir.gateway.grpc.options import GrpcOptions
@@ -194,7 +194,7 @@ def make_context(catalog: Models, inference: Calculator) -> GatewayContext:
         settings=None,  # type: ignore[arg-type]
         durable=None,  # type: ignore[arg-type]
         repository=None,  # type: ignore[arg-type]
-        regions=SharedMemoryRegions(None, "gateway", None, False),  # type: ignore[arg-type]
+        regions=SharedMemoryRegions(None, "gateway", None, RegionPermission()),  # type: ignore[arg-type]
     )
 
 

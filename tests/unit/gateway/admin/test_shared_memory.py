@@ -18,7 +18,7 @@ from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY, host, new_id
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.bus.payloads.client_regions import RegionError
-from weir.gateway.admin.shared_memory import MAX_REGIONS, SharedMemoryRegions
+from weir.gateway.admin.shared_memory import MAX_REGIONS, RegionPermission, SharedMemoryRegions
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.tensors import CudaRegionRef, RegionRef
 from weir.schemas.kserve.regions import CUDA, SYSTEM
@@ -59,7 +59,7 @@ class House:
         self._stack.push_async_callback(bus.close)
         return bus
 
-    async def gateway(self) -> SharedMemoryRegions:
+    async def gateway(self, *prefixes: str) -> SharedMemoryRegions:
         name = new_id("gateway")
         bus = await self.bus(name)
         registry = RegistryView(bus)
@@ -67,7 +67,7 @@ class House:
             view = registry.workers[worker] = WorkerView(worker, 0)
             view.record = WorkerRecord(worker, 1, gpus=gpus)
             view.models["m"] = ModelRecord("m")
-        regions = SharedMemoryRegions(bus, name, registry, True)
+        regions = SharedMemoryRegions(bus, name, registry, RegionPermission(True, prefixes))
         await regions.start(self._background)
         return regions
 
@@ -142,6 +142,19 @@ async def test_all_gateways_of_a_host_know_them(nats: EmbeddedNats, key: str) ->
         await first.register_system("a", key, 0, 1)
         await third.unregister(SYSTEM)
         await eventually(lambda: not names(first) + names(second) + names(third))
+
+
+async def test_prefixes_bound_what_clients_may_name(nats: EmbeddedNats, key: str) -> None:
+    async with house(nats) as made:
+        gateway = await made.gateway("/other-", key[1:8])
+        for given in (key, key[1:], f"//{key}"):
+            await gateway.register_system("a", given, 0, 1)
+            await gateway.unregister(SYSTEM, "a")
+        gateway = await made.gateway("/other-", "x" + key[1:])
+        with pytest.raises(WeirError, match=f"only keys that begin with '/other-' or 'x{key[1:]}'") as refused:
+            await gateway.register_system("a", key, 0, 1)
+        assert refused.value.code is ErrorCode.INVALID_ARG
+        assert f"with key '{key}'" in refused.value.message
 
 
 async def test_a_name_is_registered_once_by_concurrent_gateways(nats: EmbeddedNats, key: str) -> None:

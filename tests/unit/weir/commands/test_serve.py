@@ -35,6 +35,11 @@ def test_names_every_address_and_the_data_folder() -> None:
     assert "ack = fsync: yes" in block()
 
 
+def test_says_which_shared_memory_clients_may_name() -> None:
+    assert "client shm" not in block()
+    assert "  client shm  any object of shared memory\n" in block(client_memory="any object of shared memory")
+
+
 def test_tells_what_the_gateway_found_out_of_durability() -> None:
     assert "ack = fsync: no (it syncs later)" in block(durability={"ack_is_fsync": False, "reason": "it syncs later"})
     text = block(durability={"ack_is_fsync": None, "reason": "it does not tell"})
