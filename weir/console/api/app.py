@@ -38,24 +38,35 @@ def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str]
             *dead_letter_routes(context),
         ],
         middleware=[
-            Middleware(HostCheck, hosts=OwnHosts(allowed_hosts, address)),
+            Middleware(OwnPageCheck, hosts=OwnHosts(allowed_hosts, address)),
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_BYTES, compresslevel=_COMPRESSION_LEVEL),
         ],
     )
 
 
-class HostCheck:
-    """Middleware that rejects requests whose `Host` header is not a name of this server."""
+class OwnPageCheck:
+    """Middleware that rejects requests whose `Host` header is not a name of this server, and those for data that another
+    site's page makes a browser send: that page can't read the response, but an answer takes work of the whole cluster.
+
+    Source: Fetch Metadata Request Headers; browsers send `Sec-Fetch-Site` to trustworthy addresses, localhost among them.
+    """
 
     def __init__(self, app: ASGIApp, hosts: OwnHosts) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes an own request on, and answers another one with 400."""
-        host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1").strip().lower()
-        if scope["type"] != "http" or self._hosts.accepts(host):
-            await self._app(scope, receive, send)
-            return
-        text = f"the host '{host[:200]}' is not a name of this server; --allowed-hosts admits further names"
-        await error_response(400, text)(scope, receive, send)
+        """Passes an own request on, and answers others with 400 or 403."""
+        app = self._app if scope["type"] != "http" else self._rejection(scope) or self._app
+        await app(scope, receive, send)
+
+    def _rejection(self, scope: Scope) -> ASGIApp | None:
+        headers = dict(scope.get("headers", ()))
+        host = headers.get(b"host", b"").decode("latin-1").strip().lower()
+        if not self._hosts.accepts(host):
+            text = f"the host '{host[:200]}' is not a name of this server; --allowed-hosts admits further names"
+            return error_response(400, text)
+        site = headers.get(b"sec-fetch-site", b"none").decode("latin-1").strip().lower()
+        if scope["path"].startswith("/api/") and site not in ("same-origin", "none"):
+            return error_response(403, f"a request from another site ('{site[:200]}') is refused")
+        return None

@@ -26,12 +26,17 @@ def request_routes(context: ConsoleContext) -> list[Route]:
     """The routes below `/api/requests`."""
     observation = context.observation
 
+    def watch(model: str) -> None:
+        # Requests to observe go to all processes: not for any name that a client makes up.
+        if not model or context.view.catalog.knows(model):
+            observation.watch(model)
+
     async def listed(request: Request) -> Response:
         model = request.query_params.get("model", "")
         limit = read_integer(request.query_params.get("limit", "50"))
         if limit is None or not 0 < limit <= MAX_REQUESTS:
             return error_response(400, f"limit must be a number from 1 to {MAX_REQUESTS}")
-        observation.watch(model)
+        watch(model)
         return json_response({"requests": [trace_row(trace) for trace in observation.traces(model, limit)]})
 
     async def shown(request: Request) -> Response:
@@ -54,7 +59,7 @@ def request_routes(context: ConsoleContext) -> list[Route]:
         after = read_integer(request.query_params.get("after", "0"))
         if not model or after is None:
             return error_response(400, "name a model, and in `after` the `next` of the last answer")
-        observation.watch(model)
+        watch(model)
         return json_response(batch_page(observation.batches(model, after), context.view.catalog, model))
 
     return [

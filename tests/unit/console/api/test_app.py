@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -11,6 +12,7 @@ import pytest
 from starlette.applications import Starlette
 
 from weir.calls.gateway_api import Response as ApiResponse
+from weir.cluster.observation.store import BatchPage
 from weir.cluster.status.snapshot import ClusterStatus
 from weir.console.api.app import make_app
 from weir.console.api.context import ConsoleContext
@@ -40,16 +42,19 @@ class Gateway:
 
 
 class View:
-    """A cluster without models."""
+    """A cluster with a model that is not served."""
 
     class Catalog:
-        """No models."""
+        """Knows `net`."""
 
         def index(self) -> list[Any]:
             return []
 
         def served_model(self, name: str) -> None:
             return None
+
+        def knows(self, name: str) -> bool:
+            return name == "net"
 
     def __init__(self) -> None:
         self.catalog = self.Catalog()
@@ -165,6 +170,39 @@ async def test_foreign_hosts_and_wrong_parameters_are_rejected(client: httpx.Asy
     assert "'soon'" in (await client.get("/api/series?since_ms=soon")).json()["error"]
     assert (await client.post("/api/try/net?version=x", headers=ACT, content=b"{}")).status_code == 400
     assert (await client.get("/api/models/unknown")).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/api/models", "/api/batching?model=net&after=0", "/api/requests?model=net"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_pages_of_other_sites_get_no_data(client: httpx.AsyncClient, path: str, site: str) -> None:
+    response = await client.get(path, headers={"Sec-Fetch-Site": site})
+    assert (response.status_code, response.json()) == (
+        403,
+        {"error": f"a request from another site ('{site}') is refused"},
+    )
+    assert (await client.get("/", headers={"Sec-Fetch-Site": site})).status_code == 200  # a link leads to the page
+
+
+async def test_known_models_alone_are_observed(gateway: Gateway) -> None:
+    class Observation:
+        watched: ClassVar[list[str]] = []
+
+        def watch(self, model: str) -> None:
+            self.watched.append(model)
+
+        def traces(self, model: str, limit: int) -> list[Any]:
+            return []
+
+        def batches(self, model: str, after: int) -> BatchPage:
+            return BatchPage(after, 0, [])
+
+    made = replace(context(gateway, False), observation=cast(Any, Observation()))
+    client = browser(make_app(made, "127.0.0.1"))
+    for model in ("net", "made-up" * 99, ""):
+        for path in (f"/api/requests?model={model}", f"/api/batching?model={model}&after=0"):
+            response = await client.get(path, headers={"Sec-Fetch-Site": "same-origin"})
+            assert response.status_code == (400 if path.startswith("/api/batching?model=&") else 200)
+    assert Observation.watched == ["net", "net", ""]
 
 
 async def test_session_and_models(client: httpx.AsyncClient) -> None:
