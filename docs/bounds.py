@@ -44,6 +44,7 @@ weir.gateway.nats.call:MAX_UNREAD_BYTES | unacknowledged responses to one NATS r
 weir.gateway.nats.call:ACKNOWLEDGEMENT_TIMEOUT_S | wait for a NATS caller's next acknowledgement | the request ends: 503
 weir.gateway.nats.call:STOP_ACKNOWLEDGEMENT_TIMEOUT_S | the same while the gateway stops | the request ends: 503
 weir.gateway.nats.api_bridge:MAX_IN_FLIGHT | requests to the HTTP API over the bus that a gateway answers at a time | 503
+weir.gateway.nats.api_bridge:MAX_POLLS | long polls over the bus that wait in a gateway | they are answered at once
 weir.schemas.wire.gateway_api:MAX_HEADERS | headers of such a request | 400
 weir.cluster.counters.collection:MAX_DEPARTED | ended workers with counters of their own | summed up
 weir.cluster.counters.collection:MAX_GATEWAYS | gateways whose counters a gateway keeps | ignored

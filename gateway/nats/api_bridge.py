@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.types import ASGIApp
 
 from weir.bus.naming import subjects
@@ -33,7 +34,10 @@ from weir.schemas.wire.gateway_api import ApiRequest, ApiResponse
 logger = logging.getLogger("weir.gateway")
 
 MAX_IN_FLIGHT = 64
-"""Requests that one gateway answers at a time; further ones are answered with 503."""
+"""Requests that one gateway answers at a time; further ones are answered with 503. Long polls do not count."""
+
+MAX_POLLS = 1000
+"""Long polls (`Prefer: wait` for a durable request) of one gateway; further ones are answered at once."""
 
 _KIND = "nats"
 _SPARE_BYTES = 16_384
@@ -54,6 +58,7 @@ class ApiBridge:
         self._app = app
         self._ledger = ledger
         self._tasks: set[asyncio.Task[None]] = set()
+        self._polls: set[asyncio.Task[None]] = set()  # of these
         self._unsubscribe: Callable[[], None] = lambda: None
         self.malformed_messages = 0
 
@@ -84,7 +89,10 @@ class ApiBridge:
             self.malformed_messages += 1
             self._answer(message.reply, _error(400, str(error)))
             return
-        if len(self._tasks) >= MAX_IN_FLIGHT:
+        is_poll = _is_long_poll(request)
+        if is_poll and len(self._polls) >= MAX_POLLS:
+            request, is_poll = _without_waiting(request), False
+        if not is_poll and len(self._tasks) - len(self._polls) >= MAX_IN_FLIGHT:
             text = f"this gateway answers {MAX_IN_FLIGHT} API requests over the bus at a time; try again later"
             self._answer(message.reply, _weir_error(overloaded(text)))
             return
@@ -95,8 +103,9 @@ class ApiBridge:
             return
         exchange = _BusExchange(request, RequestMemory(account), self._bus.max_payload_bytes - _SPARE_BYTES)
         task = asyncio.get_running_loop().create_task(self._serve(exchange, message.reply))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for kept in (self._tasks, self._polls) if is_poll else (self._tasks,):
+            kept.add(task)
+            task.add_done_callback(kept.discard)
         task.add_done_callback(lambda _: account.close())
 
     async def _serve(self, exchange: _BusExchange, reply: str) -> None:
@@ -119,6 +128,17 @@ class ApiBridge:
 
     def _answer(self, reply: str, response: ApiResponse) -> None:
         self._bus.publish(reply, response.pack())
+
+
+def _is_long_poll(request: ApiRequest) -> bool:
+    """Whether the application may wait before it responds, which takes no work meanwhile."""
+    is_of_request = request.method == "GET" and request.target.startswith("/v2/jobs/")
+    return is_of_request and any(name.lower() == "prefer" for name, _ in request.headers)
+
+
+def _without_waiting(request: ApiRequest) -> ApiRequest:
+    """The request, to be answered at once."""
+    return replace(request, headers=[row for row in request.headers if row[0].lower() != "prefer"])
 
 
 class _BusExchange:

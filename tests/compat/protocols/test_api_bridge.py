@@ -12,7 +12,7 @@ from typing import Any
 import nats
 import pytest
 
-from tests.support.models.zoo import write_identity, write_streamer
+from tests.support.models.zoo import write_identity, write_slow, write_streamer
 from tests.support.servers.nats import GivenNats
 from tests.support.servers.weir_server import Server
 from weir.bus.naming import subjects
@@ -30,6 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("bridge")
     write_identity(folder / "models", "identity", "INT32", "dynamic_batching { }")
     write_streamer(folder / "models", "streamer", "")
+    write_slow(folder / "models")
     restricted = "--http-restricted-api=model-repository:admin-key=secret"
     started = Server(folder, folder / "models", "--model-control-mode=explicit", "--load-model=*", restricted)
     try:
@@ -103,7 +104,7 @@ async def test_a_restricted_api_needs_its_header(api: GatewayApi) -> None:
     assert "admin-key" in json.loads(refused.body)["error"]
     allowed = await api.request("POST", "/v2/repository/index", KEY, b"{}")
     assert (allowed.status, allowed.headers["content-type"]) == (200, "application/json")
-    assert {row["name"] for row in json.loads(allowed.body)} == {"identity", "streamer"}
+    assert {row["name"] for row in json.loads(allowed.body)} == {"identity", "slow", "streamer"}
 
 
 async def test_a_model_is_unloaded_and_loaded_and_the_history_names_who_did(api: GatewayApi) -> None:
@@ -160,6 +161,20 @@ async def test_many_at_once_are_answered_or_rejected_for_now(api: GatewayApi) ->
     assert statuses <= {200, 503}
     assert 200 in statuses
     assert (await api.request("GET", "/v2")).status == 200
+
+
+async def test_long_polls_leave_places_for_others(server: Server, api: GatewayApi) -> None:
+    values = (("VALUE", "INT64", 1), ("DELAY_MS", "FP32", 3000.0))
+    inputs = [{"name": name, "datatype": kind, "shape": [1, 1], "data": [value]} for name, kind, value in values]
+    body = json.dumps({"inputs": inputs}).encode()
+    _, accepted = await asyncio.to_thread(
+        over_http, server, "POST", "/v2/models/slow/infer", body, Prefer="respond-async"
+    )
+    path, wait = f"/v2/jobs/{accepted['id']}", {"Prefer": "wait=30"}
+    polls = [asyncio.create_task(api.request("GET", path, wait, timeout_s=40)) for _ in range(4 * MAX_IN_FLIGHT)]
+    for _ in range(10):
+        assert (await api.request("GET", "/v2")).status == 200
+    assert {_document(poll.body)["status"] for poll in await asyncio.gather(*polls)} == {"succeeded"}
 
 
 async def test_without_a_gateway_the_error_says_so(tmp_path: Path) -> None:
