@@ -65,6 +65,12 @@ def added(served: Endpoints, name: str) -> float:
     return float(answer[0]) - 1
 
 
+def index_of(served: Endpoints) -> list[dict[str, str]]:
+    with served.http() as client:
+        rows: list[dict[str, str]] = client.get_model_repository_index()
+    return rows
+
+
 def upload(store: ObjectStore, bucket: str, folder: Path, name: str, number: float, path: str = "models") -> None:
     write_adds(folder, name, number)
     store.upload(bucket, folder / name, f"{path}/{name}")
@@ -104,6 +110,24 @@ def test_serve_loads_the_models_of_a_store(
         assert server.stop() == 0
     finally:
         server.close()
+
+
+def test_objects_that_can_not_be_named_are_the_problem_of_their_model_alone(
+    s3: S3Server, bucket: str, served: Endpoints, start: Start, tmp_path: Path
+) -> None:
+    s3.create(bucket)
+    for name in ("broken", "good"):
+        upload(s3, bucket, tmp_path / "local", name, 1)
+    for key in ("notes//draft.txt", "control/%01/x", "broken/1/../model.onnx", "dot/./x"):
+        s3.put_named(bucket, f"models/{key}")
+    worker(start, s3, f"--model-repository={s3.address(bucket, 'models')}", *POLL)
+    wait_until(lambda: served.is_ready("good"))
+    reasons = {row["name"]: row.get("reason", "") for row in index_of(served)}
+    bad = {name for name, reason in reasons.items() if "has an object that can't be a file" in reason}
+    assert bad == {"notes", "control", "broken", "dot"}
+    upload(s3, bucket, tmp_path / "local", "later", 2)
+    wait_until(lambda: served.is_ready("later"))
+    assert added(served, "later") == 2
 
 
 def test_explicit_loads_download_one_model_and_poll_what_changed(

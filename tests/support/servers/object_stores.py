@@ -116,9 +116,15 @@ class S3Server(ObjectStore):
         """Puts an empty object whose name ends with a slash, as consoles do for a folder."""
         self._put_nothing(f"{bucket}/{path}/")
 
-    def _put_nothing(self, path: str) -> None:
+    def put_named(self, bucket: str, quoted_key: str) -> None:
+        """Puts an object under a key that the library can't name."""
+        self._put_nothing(f"{bucket}/{quoted_key}", {"Content-Type": "application/octet-stream"})
+
+    def _put_nothing(self, path: str, headers: Mapping[str, str] | None = None) -> None:
         signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request"}
-        request = urllib.request.Request(f"{self.url}/{path}", method="PUT", headers=signed, data=b"")
+        request = urllib.request.Request(
+            f"{self.url}/{path}", method="PUT", headers={**signed, **(headers or {})}, data=b""
+        )
         urllib.request.urlopen(request).close()
 
     def address(self, bucket: str, path: str = "") -> str:

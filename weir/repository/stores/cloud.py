@@ -72,25 +72,48 @@ class CloudStore:
         return self._address.text
 
     async def models(self) -> Mapping[str, StoredModel]:
-        """All models by name. The listing takes one request for each thousand objects."""
-        objects: list[tuple[str, int, str]] = []
-        async with self._request("listed") as store:
-            async for page in store.list(self._prefix or None, chunk_size=_PAGE):
-                objects += map(_object, page)
-                if len(objects) > MAX_OBJECTS:
-                    raise StoreError(f"model repository {self.name} has more than {MAX_OBJECTS} objects")
+        """All models by name. The listing takes one request for each thousand objects; where an object can't be listed, one
+        for each model at least, and the model with that object has a problem.
+        """
+        try:
+            objects = await self._all_objects()
+        except StoreError as error:
+            if not error.bad_object:
+                raise
+            return await self._models_one_by_one()
         # Most listings of a repository that is polled are equal to the one before.
         if objects != self._objects:
             self._models = await asyncio.to_thread(group_models, objects, len(self._prefix))
             self._objects = objects
         return self._models
 
+    async def _all_objects(self) -> list[tuple[str, int, str]]:
+        objects: list[tuple[str, int, str]] = []
+        async with self._request("listed") as store:
+            async for page in store.list(self._prefix or None, chunk_size=_PAGE):
+                objects += map(_object, page)
+                if len(objects) > MAX_OBJECTS:
+                    raise StoreError(f"model repository {self.name} has more than {MAX_OBJECTS} objects")
+        return objects
+
+    async def _models_one_by_one(self) -> Mapping[str, StoredModel]:
+        async with self._request("listed") as store:
+            listed = await store.list_with_delimiter_async(self._prefix or None)
+        names = [folder.removeprefix(self._prefix).rstrip("/") for folder in listed["common_prefixes"]]
+        found = [await self.find(name) for name in sorted(names) if not name.startswith(".")]
+        return {model.name: model for model in found if model is not None}
+
     async def find(self, name: str) -> StoredModel | None:
         """The model, from a listing of its folder; None if it has no files."""
         folder, files = f"{self._prefix}{name}/", []
-        async with self._request("listed") as store:
-            async for page in store.list(folder, chunk_size=_PAGE):
-                files += [StoredFile(path[len(folder) :], size, tag) for path, size, tag in map(_object, page)]
+        try:
+            async with self._request("listed") as store:
+                async for page in store.list(folder, chunk_size=_PAGE):
+                    files += [StoredFile(path[len(folder) :], size, tag) for path, size, tag in map(_object, page)]
+        except StoreError as error:
+            if not error.bad_object:
+                raise
+            return StoredModel(name, (), f"model '{name}' has an object that can't be a file: {error.bad_object}")
         return describe_model(name, files) if files else None
 
     async def read(self, model: str, file: StoredFile, start: int, end: int) -> memoryview:
@@ -134,6 +157,7 @@ class CloudStore:
             "403",
         )
         is_transient = False
+        bad_object = text.strip() if isinstance(error, kinds.InvalidPathError) else ""
         noun = "container" if address.kind == "as" else "bucket"
         if code in _NO_BUCKET or (status == "404" and done == "listed"):
             reason = f"{noun} '{address.bucket}' does not exist"
@@ -147,13 +171,15 @@ class CloudStore:
                 f"the store denies access{what}: check the credentials and their permission to list and read {noun} "
             )
             reason += f"'{address.bucket}'"
+        elif bad_object:
+            reason = f"{bad_object}; rename or remove that object"
         elif has_changed:
             reason = "it was replaced or removed since it was listed"
         else:
             is_transient = True
             reason = _failure(text, details)
         message = f"model repository {self.name} can't be {done}: {reason}"
-        return StoreError(message, is_transient, has_changed)
+        return StoreError(message, is_transient, has_changed, bad_object)
 
 
 def open_store(address: StoreAddress, timeouts: StoreTimeouts) -> Any:

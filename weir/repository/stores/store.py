@@ -22,13 +22,17 @@ FOLDER_MARK = ".folder"
 class StoreError(WeirError):
     """A store could not be read. `is_transient`: the same request may succeed later without a change of settings.
 
-    `has_changed`: an object was replaced or removed after it was listed.
+    `has_changed`: an object was replaced or removed after it was listed. `bad_object`: why an object can't be listed, and
+    with it nothing of its listing: its name has an empty part, `.`, `..` or a control character.
     """
 
-    def __init__(self, message: str, is_transient: bool = False, has_changed: bool = False) -> None:
+    def __init__(
+        self, message: str, is_transient: bool = False, has_changed: bool = False, bad_object: str = ""
+    ) -> None:
         super().__init__(ErrorCode.UNAVAILABLE, message)
         self.is_transient = is_transient
         self.has_changed = has_changed
+        self.bad_object = bad_object
 
 
 class StoredFile(NamedTuple):
