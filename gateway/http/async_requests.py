@@ -44,7 +44,7 @@ from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
 from weir.http_server.routing import Route
-from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.runtime.offload import takes_long
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, Parameters
 from weir.schemas.kserve.offloaded import (
@@ -228,8 +228,8 @@ async def _parsed(
     length = None if header_length is None else parse_header_length(header_length)
     if length == 0:
         return parse_raw_request(name, version, body, served.config, context.limits)
-    if OFF_LOOP_BYTES < (json_bytes := len(body) if length is None else length) <= len(body):
-        view = memoryview(body)
+    json_bytes, view = len(body) if length is None else length, memoryview(body)
+    if json_bytes <= len(body) and takes_long(view[:json_bytes]):
         job = json_job(name, version, view[:json_bytes], len(body) - json_bytes, context.limits)
         document = outline_document(await context.offload.run(READ_JSON, job))
         return read_document(name, version, document, view[json_bytes:], context.limits, reject_region)
@@ -251,7 +251,7 @@ async def _with_parameters(
     if not 0 < length <= len(body):
         return header_length, body  # there is no JSON to add to; an error in it is reported later
     job = parameters_job(memoryview(body)[:length], forwarded)
-    if length > OFF_LOOP_BYTES:
+    if takes_long(memoryview(body)[:length]):
         (part,) = await context.offload.run(ADD_PARAMETERS, job)
         text = bytes(part)
     else:

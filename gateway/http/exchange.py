@@ -35,7 +35,7 @@ from weir.http_server.asgi import raw_error_response
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import no_memory
 from weir.runtime.containment import contained
-from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.runtime.offload import takes_long
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.request_limits import raw_too_large, too_large
 from weir.schemas.core.requests import InferRequest, InferResponse
@@ -417,8 +417,8 @@ class InferExchange:
                 parse_raw_request(self._model, self._version, body, served.config, limits), sampling
             )
         json_bytes = len(body) if header_length is None else header_length
-        if OFF_LOOP_BYTES < json_bytes <= len(body):
-            view = memoryview(body)
+        view = memoryview(body)
+        if json_bytes <= len(body) and takes_long(view[:json_bytes]):
             content = view[json_bytes:]
             job = json_job(self._model, self._version, view[:json_bytes], len(content), limits)
             self._after(self._context.offload.start(READ_JSON, job), partial(self._on_outline, sampling, content))

@@ -27,7 +27,7 @@ from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory
 from weir.http_server.routing import Route
-from weir.runtime.offload import OFF_LOOP_BYTES, Offload
+from weir.runtime.offload import Offload, takes_long
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.kserve.generate import build_generate_response, parse_generate_request
@@ -64,7 +64,7 @@ async def _submitted(context: GatewayContext, request: Request) -> GenerateReque
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise invalid("Unsupported content-encoding, only 'identity' is supported.")
     body = await request.body()
-    if len(body) > OFF_LOOP_BYTES:
+    if takes_long(body):
         job = generate_job(name, version, body, served.config, context.limits)
         parsed = outlined_request(name, version, await context.offload.run(READ_GENERATE, job))
     else:

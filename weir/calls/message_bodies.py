@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from weir.calls.catalog import ServedModel
-from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.runtime.offload import OFF_LOOP_BYTES, takes_long
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits
@@ -113,13 +113,13 @@ def offload_body(
     model: str, version: str, data: bytes, headers: Mapping[str, str], limits: RequestLimits
 ) -> OffloadedBody | None:
     """The work of a helper process on `data`; None for a body that is short enough to read at once."""
-    if len(data) <= OFF_LOOP_BYTES:
-        return None
     length, body_format, view = headers.get(HEADER_LENGTH), format_of(headers), memoryview(data)
     if body_format is BodyFormat.MSGPACK:
+        if len(data) <= OFF_LOOP_BYTES:
+            return None
         return OffloadedBody(READ_MSGPACK, msgpack_job(model, version, view, limits), view[:0], body_format)
     json_bytes = len(data) if length is None else int(length) if is_header_length(length) else 0
-    if not OFF_LOOP_BYTES < json_bytes <= len(data):
+    if json_bytes > len(data) or not takes_long(view[:json_bytes]):
         return None
     content = view[json_bytes:]
     job = json_job(model, version, view[:json_bytes], len(content), limits)

@@ -29,14 +29,28 @@ OFF_LOOP_BYTES = 256 * 1024
 10 ms (floats, one-character strings), one of 512 KiB 2 to 25 ms. The way to a helper process and back costs 1 to 10 ms,
 and the first document waits for its start, about 0.5 s: bodies of 128 to 256 KiB are common, and rarely the slow kind."""
 
+MAX_VALUES = 20_000
+"""A shorter JSON document of more commas and brackets than this is read in a helper process too. One of 255 KiB has 87 000
+empty strings, which take 10 to 25 ms, or 19 000 floats."""
+
+_COUNTED_FROM_BYTES = 2 * MAX_VALUES  # a value has a character and a comma at least
+
 PROCESSES = 2
-LARGE_BYTES = 8 << 20
+LARGE_BYTES = 1 << 20
 
 MAX_WAITING = 256
 """Jobs that wait for a helper process. More are refused (UNAVAILABLE)."""
 
 RUN_LIMIT_S = 60.0
 """The longest time for one job. Then its process is killed, and the job fails."""
+
+
+def takes_long(document: bytes | bytearray | memoryview) -> bool:
+    """Whether a helper process has to read this JSON, so that others can be served meanwhile."""
+    if not _COUNTED_FROM_BYTES < len(document) <= OFF_LOOP_BYTES:
+        return len(document) > OFF_LOOP_BYTES
+    text = bytes(document) if isinstance(document, memoryview) else document
+    return sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES
 
 
 class Offload:

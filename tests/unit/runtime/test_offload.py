@@ -8,11 +8,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weir.runtime.containment import failures
-from weir.runtime.offload import LARGE_BYTES, MAX_WAITING, Offload
+from weir.runtime.offload import LARGE_BYTES, MAX_VALUES, MAX_WAITING, OFF_LOOP_BYTES, Offload, takes_long
 from weir.runtime.offload_process import RETIRE_BYTES
 from weir.schemas.core.errors import ErrorCode, WeirError, not_found
 
@@ -148,6 +149,19 @@ async def test_the_event_loop_goes_on_and_small_jobs_pass_large_ones(offload: Of
     pids = {bytes(answer[0]) for answer in await asyncio.gather(*large)}
     assert len(pids) <= 2
     assert len(offload.pids) == 2
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("value", [b'"",', b"1,", b"[1],", b"{},", b'{"a":1},'])
+def test_a_document_of_many_values_takes_long(kind: Any, value: bytes) -> None:
+    values = OFF_LOOP_BYTES // 2 // len(value)
+    assert takes_long(kind(b"[" + value * values + b"0]"))
+    assert not takes_long(kind(b"[" + value * (MAX_VALUES // 5) + b"0]"))
+
+
+def test_a_document_of_few_values_takes_long_from_its_size_on() -> None:
+    assert not takes_long(b'["' + b"x" * (OFF_LOOP_BYTES - 4) + b'"]')
+    assert takes_long(b'["' + b"x" * (OFF_LOOP_BYTES - 3) + b'"]')
 
 
 async def test_a_cancelled_job_frees_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
