@@ -13,6 +13,7 @@ replaced by an older one is a change. Contents are not read.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -273,6 +274,9 @@ Files = tuple[tuple[str, int, int], ...]
 
 _IGNORED_FOLDERS = frozenset({"__pycache__"})
 
+MAX_FILES = 100_000
+"""Files of a version: a folder that is a link to all of a disk must not take minutes at each look."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
@@ -282,12 +286,24 @@ class Fingerprint:
     shared: Files
     versions: dict[int, Files]
 
+    def check_count(self, model: str) -> None:
+        """Raises WeirError (INVALID_ARG) for a version of more than `MAX_FILES` files, of which not all are in here."""
+        for number, files in self.versions.items():
+            if len(files) > MAX_FILES:
+                raise invalid(f"version {number} of model '{model}' has more than {MAX_FILES} files")
+        if len(self.shared) > MAX_FILES:
+            raise invalid(f"model '{model}' has more than {MAX_FILES} files beside its versions")
+
 
 def folder_fingerprint(found: FoundModel) -> Fingerprint:
     """The fingerprint of the model's folder now, without files that are removed meanwhile."""
-    versions = {number: tuple(_files(found.path / str(number), "")) for number in found.versions}
+    versions = {number: _bounded(_files(found.path / str(number), "")) for number in found.versions}
     folders = {str(number) for number in found.versions}
-    return Fingerprint(found.path, tuple(_files(found.path, "", folders)), versions)
+    return Fingerprint(found.path, _bounded(_files(found.path, "", folders)), versions)
+
+
+def _bounded(files: Iterator[tuple[str, int, int]]) -> Files:
+    return tuple(itertools.islice(files, MAX_FILES + 1))
 
 
 def model_fingerprint(found: FoundModel) -> tuple[Fingerprint, str, str, tuple[bool, ...]]:

@@ -25,6 +25,9 @@ from weir.schemas.config.model_config import (
 
 MAX_CHECKPOINT_EVERY = 1000
 
+MAX_STEPS = 1000
+"""Steps of an ensemble. Triton has no limit, but one of 20 000 takes its worker a minute and a half."""
+
 _FALSE_TRUE = ("int32_false_true", "fp32_false_true", "bool_false_true")
 _EITHER = "'int32_false_true', 'fp32_false_true' or 'bool_false_true'"
 _CORRELATION_ID_TYPES = ("TYPE_UINT64", "TYPE_INT64", "TYPE_UINT32", "TYPE_INT32", "TYPE_STRING")
@@ -237,6 +240,9 @@ def _check_steps(name: str, scheduling: EnsembleScheduling) -> None:
     """Raises ConfigProblem for an ensemble without steps, and for an incomplete step."""
     if not scheduling.step:
         raise ConfigProblem("ensemble_scheduling", f"must specify 'step' for ensemble '{name}'")
+    if len(scheduling.step) > MAX_STEPS:
+        message = f"ensemble '{name}' has {len(scheduling.step)} steps, at most {MAX_STEPS} are allowed"
+        raise ConfigProblem("ensemble_scheduling", message)
     for index, step in enumerate(scheduling.step):
         for field in ("model_name", "input_map", "output_map"):
             if not getattr(step, field):

@@ -131,6 +131,8 @@ class ModelLoader:
     ) -> LoadResult:
         name = result.name
         try:
+            if result.fingerprint is not None:
+                result.fingerprint.check_count(name)
             source = read_config(found, override)
             moved = self._apply_agents(result, found, source.config)
             if moved is not None:

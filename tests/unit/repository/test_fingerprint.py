@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from weir.repository import layout
 from weir.repository.layout import Fingerprint, ModelRepository, folder_fingerprint, model_fingerprint
+from weir.schemas.core.errors import WeirError
 
 
 def write(root: Path) -> None:
@@ -56,3 +58,22 @@ def test_a_granted_permission_changes_the_fingerprint(tmp_path: Path, monkeypatc
         before = model_fingerprint(model)
     assert model_fingerprint(model) != before
     assert model_fingerprint(model) == model_fingerprint(model)
+
+
+@pytest.mark.parametrize(
+    ("folder", "problem"),
+    [
+        ("m/1", "version 1 of model 'm' has more than 3 files"),
+        ("m", "model 'm' has more than 3 files beside its versions"),
+    ],
+)
+def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, problem: str) -> None:
+    monkeypatch.setattr(layout, "MAX_FILES", 3)
+    write(tmp_path)
+    look(tmp_path).check_count("m")
+    for number in range(9):
+        (tmp_path / folder / f"file{number}").touch()
+    found = look(tmp_path)
+    assert max(len(found.shared), *map(len, found.versions.values())) == 4, "the others are not looked at"
+    with pytest.raises(WeirError, match=problem):
+        found.check_count("m")

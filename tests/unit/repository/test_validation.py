@@ -318,6 +318,11 @@ INVALID = [
     ({"ensemble_scheduling": {}}, "ensemble_scheduling", "cannot be set for model 'net'"),
     (ensemble(), "ensemble_scheduling", "must specify 'step' for ensemble 'net'"),
     (
+        ensemble(*[step({"a": "x"}, {"b": "y"})] * 1001),
+        "ensemble_scheduling",
+        "ensemble 'net' has 1001 steps, at most 1000 are allowed",
+    ),
+    (
         ensemble(step({"a": "x"}, {"b": "y"}, "")),
         "ensemble_scheduling.step[0].model_name",
         "must specify 'model_name' in step 0 of ensemble 'net'",

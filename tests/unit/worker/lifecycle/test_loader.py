@@ -163,6 +163,18 @@ def test_a_load_is_retried_as_often_as_configured(tmp_path: Path, caplog: pytest
     assert sum("loading 'neg' version 1 again" in line for line in caplog.messages) == 2
 
 
+def test_a_folder_of_too_many_files_is_rejected(
+    loading: Loading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.repository.layout.MAX_FILES", 2)
+    folder = write_model(tmp_path, "neg")
+    (folder / "1").rename(tmp_path.parent / "elsewhere")
+    (folder / "1").symlink_to(tmp_path.parent)
+    result = loading.load("neg")
+    assert result.reason.endswith("version 1 of model 'neg' has more than 2 files")
+    assert not result.served
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
