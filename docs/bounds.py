@@ -16,6 +16,7 @@ class Bound(NamedTuple):
 _TABLE = """
 # Gateway
 weir.gateway.grpc.offload:LONG_BYTES | a gRPC message parsed in the event loop | in a helper process
+weir.gateway.http2.headers:MAX_FIELDS | fields of a header block of gRPC | its connection ends
 weir.gateway.grpc.codec:MAX_FIELDS | fields of a gRPC infer request | 400
 weir.schemas.kserve.sample_inputs:MAX_SAMPLE_BYTES | inputs that are made for a request | refused
 weir.schemas.kserve.sample_inputs:MAX_JSON_ELEMENTS | elements of such inputs as JSON | the request has binary tensors
@@ -143,6 +144,7 @@ weir.jobs.run.host:MAX_RUNNING | batch jobs that run concurrently | they wait
 weir.jobs.run.host:MAX_RUNNING_OF_MODEL | those for one model | they wait
 weir.jobs.records.record:MAX_INPUTS | paths that a batch job may name | 400
 weir.jobs.records.record:MAX_RECORD_BYTES | description of a batch job | 400
+weir.jobs.records.folders:MAX_EXAMINED | files and folders that a pattern of a job's input examines | the job is rejected
 weir.jobs.run.run:MAX_IN_FLIGHT | items of a job in flight | they wait
 weir.jobs.run.plan:MAX_HELD_BYTES | items and results that a job holds | it reads no further
 weir.jobs.run.plan:MAX_SPAN | items of a job between the first not written and the last read | as above
@@ -293,6 +295,8 @@ weir.bus.payloads.fetch_plan:NO_OWNER_TIMEOUT_S | wait for a disconnected owner 
 weir.bus.payloads.server:MAX_TURN_BYTES | pieces sent in one turn of the event loop | the next turn sends the rest
 weir.bus.payloads.server:MAX_UNSENT_BYTES | unsent bytes before further pieces are sent | they wait
 # Repository
+weir.repository.layout:MAX_FILES | files of a version | the load fails
+weir.repository.scheduler_rules:MAX_STEPS | steps of an ensemble | the load fails
 weir.repository.paths:MAX_CONFIG_BYTES | a `config.pbtxt`, or the configuration of a load request | the load fails
 weir.repository.paths:MAX_LABELS_BYTES | a label file | the load fails
 weir.repository.paths:MAX_REQUIREMENTS_BYTES | a Python model's file of requirements | the load fails
