@@ -76,12 +76,18 @@ async def inflate(
     """Runs the remaining steps of `inflation` in threads.
 
     Calls `charge` with the growth of `content` beyond `charged_bytes` after each step; it returns whether there is room.
-    Raises the errors of the steps, and `no_room()`.
+    Raises the errors of the steps, and `no_room()`. Then, and where it is cancelled, `content` is given back.
     """
     is_complete = False
-    while not is_complete:
-        is_complete = await asyncio.to_thread(inflation.advance, len(inflation.content) + STEP_BYTES)
-        size = len(inflation.content)
-        if inflation.is_wanted and not charge(size - charged_bytes):
-            raise no_room()
-        charged_bytes = size
+    try:
+        while not is_complete:
+            is_complete = await asyncio.to_thread(inflation.advance, len(inflation.content) + STEP_BYTES)
+            size = len(inflation.content)
+            if inflation.is_wanted and not charge(size - charged_bytes):
+                raise no_room()
+            charged_bytes = size
+    except BaseException:
+        # At once: the traceback of an error keeps these frames, for as long as anything keeps the error.
+        inflation.is_wanted = False
+        inflation.content.clear()
+        raise

@@ -469,10 +469,15 @@ class InferExchange:
 
     @contained(on_error="_fail")
     def _on_job_done(self, future: asyncio.Future[Any], then: Callable[[Any], None]) -> None:
-        try:
-            then(future.result())
-        except WeirError as error:
+        error = future.exception()
+        if isinstance(error, WeirError):
             self.respond_error(error)
+            return
+        try:
+            # Not for an error of the job: raised here, it would keep this frame, which has the job, which keeps the error.
+            then(future.result())
+        except WeirError as rejection:
+            self.respond_error(rejection)
 
     def _template_header_length(self) -> int:
         """The length of the JSON header if the request can use a request template; else 0."""

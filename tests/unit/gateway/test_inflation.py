@@ -89,6 +89,25 @@ async def test_steps_in_threads_are_charged_one_by_one() -> None:
 
 async def test_without_room_the_steps_end() -> None:
     inflation = Checked(gzip.compress(bytes(3 * STEP_BYTES)), GZIP, 4 * STEP_BYTES)
+    sizes: list[int] = []
+
+    def charge(_size: int) -> bool:
+        sizes.append(len(inflation.content))
+        return False
+
     with pytest.raises(MemoryError):
-        await inflate(inflation, lambda _size: False, MemoryError)
-    assert len(inflation.content) == STEP_BYTES
+        await inflate(inflation, charge, MemoryError)
+    assert sizes == [STEP_BYTES]
+    assert not inflation.content, "given back, though the error keeps the frame that has it"
+
+
+@pytest.mark.parametrize(
+    "compressed", [gzip.compress(bytes(9 * STEP_BYTES)), gzip.compress(bytes(3 * STEP_BYTES))[:-9]]
+)
+async def test_errors_give_the_content_back(compressed: bytes) -> None:
+    inflation = Checked(compressed, GZIP, 4 * STEP_BYTES)
+    with pytest.raises((TooLarge, Malformed)) as raised:
+        await inflate(inflation, lambda _size: True, MemoryError)
+    assert raised.value.__traceback__ is not None
+    assert not inflation.content
+    assert not inflation.is_wanted

@@ -1,8 +1,10 @@
 """Over HTTP the memory ledger counts what has arrived and what is not read, and stalled clients lose their connection."""
 
 import asyncio
+import gc
 import gzip
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +14,9 @@ from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadArena, PayloadBudget
 from weir.calls.payload_store import PayloadStore
 from weir.durable.api.reporting import read_ledger
+from weir.gateway.http.compression import BodyInflation
 from weir.gateway.http.exchange import SLOT_AFTER_BYTES
+from weir.gateway.inflation import STEP_BYTES
 from weir.gateway.metrics.weir import memory_families, refusal_family
 from weir.http_server.connection import MAX_HEAD_BYTES
 from weir.http_server.stall_detection import MIN_PROGRESS_BYTES, STALL_PERIOD_S, UNREAD_PERIOD_S
@@ -440,3 +444,30 @@ def test_the_ledger_is_in_the_metrics() -> None:
     }
     refused = refusal_family(DispatchCounters(rejected={"wait": 2}), read_ledger(ledger))
     assert {dict(sample.labels)["reason"]: sample.value for sample in refused.samples} == {"received": 1, "wait": 2}
+
+
+@pytest.mark.parametrize("damage", [lambda body: body, lambda body: body[:-9]], ids=["no room", "truncated"])
+def test_nothing_keeps_what_was_decompressed_in_vain(damage: Callable[[bytes], bytes]) -> None:
+    """Nor do cycles of an error and the frames that it went through: the collector may come late."""
+    bomb = damage(gzip.compress(b" " * (3 * STEP_BYTES)))
+
+    def inflations() -> int:
+        return sum(type(found) is BodyInflation for found in gc.get_objects())
+
+    async def scenario(frontend: HttpFrontend) -> None:
+        frontend.ledger.limit_bytes = 2 * STEP_BYTES
+        reader, writer = await opened(frontend)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                writer.write(request(bomb, "Content-Encoding: gzip"))
+                status, headers = await head(reader)
+                assert status in (400, 503)
+                await reader.readexactly(int(headers["content-length"]))
+            await eventually(lambda: inflations() == 0)
+        finally:
+            gc.enable()
+        writer.close()
+
+    run(scenario)
