@@ -131,8 +131,7 @@ class ModelLoader:
     ) -> LoadResult:
         name = result.name
         try:
-            if result.fingerprint is not None:
-                result.fingerprint.check_count(name)
+            _check_files(result)
             source = read_config(found, override)
             moved = self._apply_agents(result, found, source.config)
             if moved is not None:
@@ -349,3 +348,9 @@ def _reason(error: Exception) -> str:
 def read_output_labels(found: FoundModel, config: ModelConfig) -> dict[str, list[str]]:
     """The labels of each output that has a `label_filename`. Raises WeirError for a file that can't be read."""
     return {o.name: read_labels(found.path, o.label_filename) for o in config.output if o.label_filename}
+
+
+def _check_files(result: LoadResult) -> None:
+    """Raises WeirError (INVALID_ARG) for a model of too many files."""
+    if result.fingerprint is not None:
+        result.fingerprint.check_count(result.name)
