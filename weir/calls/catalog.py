@@ -274,6 +274,10 @@ class Catalog:
             return True
         return any(record.versions or record.reason for record in self._records(name))
 
+    def is_wanted(self, name: str) -> bool:
+        """As `knows`, but not for a model that was unloaded everywhere: its name is free for another namespace's."""
+        return self.served_model(name) is not None or any(map(_is_present, self._records(name)))
+
     def served_model(self, name: str) -> ServedModel | None:
         """The model, if requests for it are accepted."""
         return self._served.get(name) if self._is_accepted(name) else None

@@ -126,7 +126,7 @@ class EnsembleBackend:
         await self._client.open()
         catalog, left_s = self._client.catalog, _REGISTRY_DELAY_S
         while True:
-            resolved = resolve_namespaces(config, namespace, catalog.knows)
+            resolved = resolve_namespaces(config, namespace, catalog.is_wanted)
             if left_s <= 0 or all(catalog.served_model(name) for name in composing_models(resolved)):
                 return resolved
             await asyncio.sleep(_POLL_S)

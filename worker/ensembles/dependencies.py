@@ -83,6 +83,10 @@ class DependencyWatcher:
         self._candidates.pop(name, None)
         self._followed.pop(name, None)
 
+    def keep(self, name: str) -> None:
+        """The ensemble is not loaded after all: it is served as it is."""
+        self._candidates.pop(name, None)
+
     def tried(self, name: str, older_one_serves: bool) -> None:
         """Records that the ensemble was loaded, or could not be; `older_one_serves` if an older configuration serves on.
 
@@ -131,7 +135,7 @@ class DependencyWatcher:
     def _signature(self, followed: _Followed) -> _Signature | None:
         """The composing models as they are served, or None if at least one is not."""
         catalog = self._client.catalog
-        config = resolve_namespaces(followed.config, followed.namespace, catalog.knows)
+        config = resolve_namespaces(followed.config, followed.namespace, catalog.is_wanted)
         found: list[tuple[str, tuple[int, ...], ModelConfig]] = []
         for name in composing_models(config):
             served = catalog.served_model(name)

@@ -34,7 +34,7 @@ from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.names import plain_name
 from weir.schemas.wire.model_control import WantedModel
 from weir.schemas.wire.registry import ModelState, VersionRecord
-from weir.worker.ensembles.dependencies import DependencyWatcher
+from weir.worker.ensembles.dependencies import DependencyAction, DependencyWatcher
 from weir.worker.lifecycle.coordination import DrainCoordinator, RollingReload
 from weir.worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure, release_agents
 from weir.worker.lifecycle.mirror import RepositoryMirrors
@@ -120,7 +120,7 @@ class ModelTransitions:
             logger.error("Poll failed for model directory '%s': %s", model.name, reason)
             model.error = poll_failure(model.name)
         else:
-            if not wanted.is_override and await self._is_unchanged(model, found):
+            if not wanted.is_override and await self._is_unchanged(model, found, revision):
                 model.error, model.rejected = None, ""
             elif await self._load(model, found, _LoadRequest(wanted.config, revision, folder, rolls=True)):
                 model.is_override = wanted.is_override
@@ -164,11 +164,16 @@ class ModelTransitions:
         await self.load_found(model, found, override, revision)
         return True
 
-    async def _is_unchanged(self, model: ManagedModel, found: FoundModel) -> bool:
-        """Whether the model serves exactly what is on disk."""
+    async def _is_unchanged(self, model: ManagedModel, found: FoundModel, revision: int) -> bool:
+        """Whether the model serves exactly what is on disk, an ensemble with the models that it would get now."""
         if model.result is None or model.retiring or model.is_override or found.problem:
             return False
-        return model.result.fingerprint == await asyncio.to_thread(folder_fingerprint, found)
+        if model.result.fingerprint != await asyncio.to_thread(folder_fingerprint, found):
+            return False
+        # As in Triton, a load of an ensemble loads the models of its steps that are not loaded yet.
+        await self._prepare_dependencies(found, None, revision)
+        self._context.dependencies.keep(model.name)
+        return self._context.dependencies.action(model.name, is_serving=True) is DependencyAction.KEEP
 
     async def _load(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> bool:
         """Loads what was found and swaps it in. Returns whether that succeeded; the request's folder is the model's then.
@@ -232,6 +237,15 @@ class ModelTransitions:
         # As in Triton: every model with the name of a step, in any namespace.
         names = await asyncio.to_thread(self._repository.identities, composing_models(config))
         await asyncio.gather(*(self._load_dependency(name, revision) for name in names))
+        for name in {plain_name(identity) for identity in names} - set(names):
+            await self._end_only_one(name)
+
+    async def _end_only_one(self, name: str) -> None:
+        """Unloads the model that had this name for itself before models of other namespaces had it too."""
+        if self._models.find(name) is not None:
+            async with self._models.turn(name) as model:
+                if model.is_serving:
+                    await self.unload(model, model.revision)
 
     async def _load_dependency(self, name: str, revision: int) -> None:
         for entry in (self._context.desired.get(name), self._context.desired.get(plain_name(name))):

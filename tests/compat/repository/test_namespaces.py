@@ -161,3 +161,20 @@ def test_a_name_that_is_there_once_again_needs_no_namespace(repository: Reposito
     assert repository.load("adds") == (200, "")
     assert repository.infer("adds") == (400, ambiguous("adds"))
     wait_until(lambda: rows(repository, "adds") == [READY, READY])
+
+
+def test_ensembles_follow_a_model_that_leaves_and_comes_back(repository: Repository) -> None:
+    for name in ("asks_of_models", "asks_of_more", "asks", "adds"):
+        repository.unload(name)
+    folder = repository.root / "adds"
+    kept = repository.root.parent / "kept"
+    shutil.move(folder, kept)
+    try:
+        for name in ("asks_of_models", "asks_of_more"):
+            assert repository.load(name) == (200, "")
+        assert [repository.added(name) for name in ("asks_of_more", "asks_of_models", "adds")] == [10, 10, 10]
+    finally:
+        shutil.move(kept, folder)
+    assert repository.load("asks_of_models") == (200, "")
+    assert [repository.added(name) for name in ("asks_of_models", "asks_of_more")] == [1, 10]
+    assert repository.infer("adds") == (400, ambiguous("adds"))

@@ -35,7 +35,7 @@ class Registry:
         self.each_second: Callable[[], None] = lambda: None
         client = SimpleNamespace(
             registry=SimpleNamespace(on_model_change=lambda listener: setattr(self, "notify", listener)),
-            catalog=SimpleNamespace(served_model=self.served.get, knows=lambda _name: True),
+            catalog=SimpleNamespace(served_model=self.served.get, is_wanted=lambda _name: True),
             each_second=lambda listener: setattr(self, "each_second", listener),
             open_soon=lambda: None,
         )

@@ -109,7 +109,7 @@ class Worker:
         self.removed: list[str] = []
         client = SimpleNamespace(
             registry=SimpleNamespace(on_model_change=self._on_model_change, workers={}),
-            catalog=SimpleNamespace(served_model=self.served.get, knows=lambda _name: True),
+            catalog=SimpleNamespace(served_model=self.served.get, is_wanted=lambda _name: True),
             each_second=lambda _listener: None,
             open_soon=lambda: None,
             is_open=True,
