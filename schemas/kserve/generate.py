@@ -56,7 +56,10 @@ def parse_generate_request(
 
 
 def _refuse_repeated_inputs(id: str, body: bytes, inputs: Iterable[str]) -> None:
-    """Refuses an object that names an input twice (`load_json` keeps the last one). Raises WeirError (INVALID_ARG)."""
+    """Refuses an object that names an input twice, of which `load_json` keeps the last one.
+
+    Raises WeirError (INVALID_ARG) with the first name that comes again, as in Triton.
+    """
     suspects = [name for name in inputs if body.count(orjson.dumps(name)) > 1]
     if not suspects:
         return
@@ -64,10 +67,11 @@ def _refuse_repeated_inputs(id: str, body: bytes, inputs: Iterable[str]) -> None
         members = json.loads(body, object_pairs_hook=list)
     except ValueError:
         return  # in a dialect that only `load_json` reads
-    names = [name for name, _ in members]
-    for name in suspects:
-        if names.count(name) > 1:
+    seen: set[str] = set()
+    for name, _ in members:
+        if name in suspects and name in seen:
             raise invalid_request(id, f"input '{name}' already exists in request")
+        seen.add(name)
 
 
 def build_generate_response(response: InferResponse) -> bytes:

@@ -216,3 +216,6 @@ def test_a_repeated_input_is_rejected() -> None:
     named = "[request id: r] input 'count' already exists in request"
     assert refusal(b'{"id": "r", "count": 1, "text": "count", "count": 2}') == (ErrorCode.INVALID_ARG, named)
     assert [tensor.name for tensor in parse(b'{"text": "text", "count": 1, "x": "count"}').inputs] == ["text", "count"]
+    assert refusal(b'{"text":"a","count":1,"count":2,"text":"b"}')[1].startswith(
+        "[request id: <id_unknown>] input 'count'"
+    )
