@@ -48,6 +48,7 @@ def validate(config: ModelConfig, gpu_ids: Sequence[int]) -> None:
     _check_response_cache(config)
     _check_needs(config)
     _check_warmup(config)
+    _check_metrics(config)
 
 
 def _check_files(config: ModelConfig) -> None:
@@ -234,6 +235,22 @@ def _check_response_cache(config: ModelConfig) -> None:
         raise ConfigProblem("response_cache", f"{prefix} sequence batching scheduler. {suffix}")
     if config.is_decoupled:
         raise ConfigProblem("response_cache", f"{prefix} 'decoupled' transaction policy. {suffix}")
+
+
+def _check_metrics(config: ModelConfig) -> None:
+    """Raises ConfigProblem, in Triton's words, for a control of a metric that lacks a part."""
+    for index, control in enumerate(config.model_metrics.metric_control if config.model_metrics else ()):
+        path = f"model_metrics.metric_control[{index}]"
+        if control.metric_identifier is None:
+            raise ConfigProblem(path, "metric control must specify 'metric_identifier'")
+        if not control.metric_identifier.family:
+            raise ConfigProblem(f"{path}.metric_identifier.family", "metric identifier must specify non-empty 'family'")
+        if control.histogram_options is None:
+            raise ConfigProblem(path, "metric control must specify 'histogram_options'")
+        if not control.histogram_options.buckets:
+            raise ConfigProblem(
+                f"{path}.histogram_options.buckets", "histogram options must specify non-empty 'buckets'"
+            )
 
 
 def _check_warmup(config: ModelConfig) -> None:

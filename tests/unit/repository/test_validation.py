@@ -40,6 +40,10 @@ def step(inputs, outputs, model="m"):
     return {"model_name": model, "input_map": inputs, "output_map": outputs}
 
 
+def metrics(control: dict[str, object]) -> dict[str, object]:
+    return {"model_metrics": {"metric_control": [control]}}
+
+
 def ensemble(*steps, **fields):
     return {"backend": "", "platform": "ensemble", "ensemble_scheduling": {"step": list(steps)}, **fields}
 
@@ -313,6 +317,28 @@ INVALID = [
         {"sequence_batching": {}, "parameters": {"weir_checkpoint_every": {"string_value": "1"}}},
         'parameters["weir_checkpoint_every"]',
         "needs implicit states",
+    ),
+    (metrics({}), "model_metrics.metric_control[0]", "metric control must specify 'metric_identifier'"),
+    *(
+        (
+            metrics({"metric_identifier": identifier, "histogram_options": {"buckets": [1, 2]}}),
+            "model_metrics.metric_control[0].metric_identifier.family",
+            "metric identifier must specify non-empty 'family'",
+        )
+        for identifier in ({}, {"family": ""})
+    ),
+    (
+        metrics({"metric_identifier": {"family": "f"}}),
+        "model_metrics.metric_control[0]",
+        "metric control must specify 'histogram_options'",
+    ),
+    *(
+        (
+            metrics({"metric_identifier": {"family": "f"}, "histogram_options": options}),
+            "model_metrics.metric_control[0].histogram_options.buckets",
+            "histogram options must specify non-empty 'buckets'",
+        )
+        for options in ({}, {"buckets": []})
     ),
     ({"backend": "", "platform": "ensemble"}, "platform", "ensemble scheduling must be set for ensemble net"),
     ({"ensemble_scheduling": {}}, "ensemble_scheduling", "cannot be set for model 'net'"),
