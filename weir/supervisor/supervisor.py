@@ -219,6 +219,7 @@ class Supervisor:
         for number in self._signals.take():
             if self._exit_status is None:
                 logger.info("received %s: stopping within %g s", number.name, self._exit_timeout_s)
+                logger.info("Waiting for in-flight requests to complete.")  # Triton's line, which scripts look for
                 self._end(EXIT_STOPPED)
             else:
                 logger.warning("received %s again: stopping at once", number.name)
