@@ -14,6 +14,7 @@ from pathlib import Path
 
 from weir.repository.config_text import config_from_dict, config_to_json
 from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.core.errors import internal
 from weir.schemas.core.requests import SEQUENCE_START, InferRequest
 from weir.worker.backend_api.interface import (
     Availability,
@@ -60,6 +61,7 @@ class PythonBackend:
 
     def describe(self, model: ModelVersion) -> ModelConfig | None:
         """The configuration as the model's `auto_complete_config` completes it."""
+        self._check_file(model)
         config = model.config if self._code is None else model.config.replace(runtime=self._code.name)
         if self._code is None and not may_auto_complete(model.directory / _filename(model)):
             return config
@@ -69,7 +71,15 @@ class PythonBackend:
     def load(self, model: ModelVersion) -> LoadedModel:
         """Prepares the environment that the instances share; each instance loads the model in its own process."""
         check_parameters(model.config)
+        self._check_file(model)
         return _PythonModel(model, self._code)
+
+    def _check_file(self, model: ModelVersion) -> None:
+        """Raises WeirError (INTERNAL), in Triton's words, unless the model's file exists."""
+        file = model.directory / _filename(model)
+        if self._code is None and not file.exists():
+            logger.error("Python model file not found in '%s'", file)
+            raise internal(f"Python model file not found in '{model.directory.name}/{file.name}'")
 
 
 class _PythonModel:

@@ -36,6 +36,17 @@ def instance_of(tmp_path: Path, source: str, health: VersionHealth, **config: ob
     return PythonBackend().load(model).create_instance(InstanceDevice("KIND_CPU", 0, "m_0_0"))
 
 
+@pytest.mark.parametrize("filename", ["", "other.py"])
+def test_a_missing_file_is_named_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture, filename: str) -> None:
+    folder = Models(tmp_path).write(IDENTITY)
+    (folder / "1" / "model.py").unlink()
+    model = ModelVersion("m", 1, folder, ModelConfig(name="m", backend="python", default_model_filename=filename))
+    for step in (PythonBackend().describe, PythonBackend().load):
+        with pytest.raises(WeirError, match=f"Python model file not found in '1/{filename or 'model.py'}'"):
+            step(model)
+    assert f"Python model file not found in '{folder / '1' / (filename or 'model.py')}'" in caplog.text
+
+
 def test_a_new_process_does_not_continue_sequences_of_its_predecessor(tmp_path: Path) -> None:
     changes: list[str] = []
     health = VersionHealth(lambda: changes.append(health.problem))
