@@ -129,6 +129,7 @@ weir.durable.api.lookup:MAX_WAITING_CLIENTS | clients that wait for the end of a
 weir.durable.api.options:MAX_WAIT_S | wait for the end of an asynchronous request | answered with its present state
 weir.durable.api.callbacks:MAX_POSTS | responses posted to URLs concurrently | they wait
 weir.durable.api.receivers:MAX_POSTS_TO_ONE | responses posted to one receiver concurrently | they are posted later
+weir.durable.api.receivers:MAX_POSTS_TO_HOST | responses posted to one host concurrently | they are posted later
 weir.durable.api.callbacks:POST_TIMEOUT_S | time of one post | posted again
 weir.durable.api.callbacks:MAX_TRIES | posts of one response | it stays in RESULT
 weir.durable.api.callbacks:MAX_PENDING | failed posts that wait to be repeated, of all gateways | no others are posted

@@ -26,7 +26,7 @@ from weir.bus.streams.declarations import ensure_stream
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject
 from weir.durable.api.acceptance import BROKER_ERRORS
 from weir.durable.api.callback_rules import CallbackRules, CallbackUrl
-from weir.durable.api.receivers import Receivers
+from weir.durable.api.receivers import ReceiverName, Receivers
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
 
@@ -180,7 +180,7 @@ class Callbacks:
             url = self._rules.check_url(callback_subjects.callback_url(message.subject))
         except (ValueError, WeirError):
             return False  # the rules have changed, or the message is not a gateway's
-        receiver = f"{url.scheme}://{url.authority}"
+        receiver = ReceiverName.of(f"{url.scheme}://{url.authority}", url.path)
         if not self._receivers.begin(receiver, time.monotonic()):
             return None
         has_responded = True

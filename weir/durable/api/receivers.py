@@ -1,17 +1,23 @@
 """`Receivers`: how many responses are posted to one receiver at a time. No IO; not thread-safe.
 
-Promises:
-- A receiver has at most `MAX_POSTS_TO_ONE` posts at a time, so that one that hangs leaves places for others.
+A receiver is the first part of a path on a host: `https://hooks.example.com/team`. Promises:
+- A receiver has at most `MAX_POSTS_TO_ONE` posts at a time, and a host `MAX_POSTS_TO_HOST`, so that one that hangs leaves
+  places for others.
 - After `FAILURES` posts in a row without a response, a receiver has one post at a time, each after a pause that doubles
   up to `MAX_PAUSE_S`. A response of any status ends that.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import NamedTuple
 
 MAX_POSTS_TO_ONE = 8
 """Responses that a process posts to one receiver at the same time."""
+
+MAX_POSTS_TO_HOST = 24
+"""The same, to all receivers of a host."""
 
 FAILURES = 3
 PAUSE_S = 5.0
@@ -19,6 +25,18 @@ MAX_PAUSE_S = 300.0
 
 MAX_KNOWN = 10_000
 """Receivers that are kept after a failure."""
+
+
+class ReceiverName(NamedTuple):
+    """The scheme, host and port of a receiver, and the first part of its path."""
+
+    host: str
+    part: str
+
+    @classmethod
+    def of(cls, host: str, path: str) -> ReceiverName:
+        """The receiver that a path on a host belongs to."""
+        return cls(host, path.lstrip("/").partition("/")[0])
 
 
 @dataclass(slots=True)
@@ -29,27 +47,33 @@ class _Receiver:
 
 
 class Receivers:
-    """The receivers of one process, by a name that identifies each. Times are monotonic seconds."""
+    """The receivers of one process. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._receivers: dict[str, _Receiver] = {}
+        self._receivers: dict[ReceiverName, _Receiver] = {}
+        self._of_host: Counter[str] = Counter()
 
-    def begin(self, name: str, now_s: float) -> bool:
+    def begin(self, name: ReceiverName, now_s: float) -> bool:
         """Counts a post to a receiver until `end`. Returns False, and counts nothing, if it must be tried again later."""
         receiver = self._receivers.get(name) or _Receiver()
         if receiver.failures >= FAILURES:
             may_begin = receiver.posts == 0 and now_s >= receiver.closed_until_s
         else:
             may_begin = receiver.posts < MAX_POSTS_TO_ONE
-        if may_begin:
-            receiver.posts += 1
-            self._receivers[name] = receiver
-        return may_begin
+        if not may_begin or self._of_host[name.host] >= MAX_POSTS_TO_HOST:
+            return False
+        receiver.posts += 1
+        self._of_host[name.host] += 1
+        self._receivers[name] = receiver
+        return True
 
-    def end(self, name: str, has_responded: bool, now_s: float) -> None:
+    def end(self, name: ReceiverName, has_responded: bool, now_s: float) -> None:
         """A post has ended; `has_responded` if a response came, whatever its status."""
         receiver = self._receivers[name]
         receiver.posts -= 1
+        self._of_host[name.host] -= 1
+        if not self._of_host[name.host]:
+            del self._of_host[name.host]
         if has_responded:
             receiver.failures = 0
         else:

@@ -126,8 +126,9 @@ def test_a_receiver_that_hangs_leaves_places_for_others(nats_url: str) -> None:
     async def within(door: Door) -> None:
         server = await asyncio.start_server(hang, "127.0.0.1", hangs.port)
         async with other.listening():
-            for _ in range(2 * callbacks.MAX_POSTS):
-                await door.accepted(document(1), Weir_Callback_Url=f"http://127.0.0.1:{hangs.port}/hooks/a")
+            for number in range(2 * callbacks.MAX_POSTS):
+                url = f"http://127.0.0.1:{hangs.port}/hooks/{number}"
+                await door.accepted(document(1), Weir_Callback_Url=url)
             id = await door.accepted(document(2), Weir_Callback_Url=f"http://127.0.0.1:{other.port}/hooks/b")
             _, headers, _ = await asyncio.wait_for(other.heard.get(), callbacks.POST_TIMEOUT_S - 5)
             assert headers["weir-id"] == id
