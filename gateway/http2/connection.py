@@ -36,7 +36,7 @@ MAX_HEADER_BLOCK_BYTES = 64 * 1024
 ADVERTISED_HEADER_LIST_BYTES = 16 * 1024
 
 TURN_WORK = 1000
-"""Frames, and fields of header blocks, that are processed in a turn of the event loop: about ten milliseconds."""
+"""Frames, and work of header blocks (`HeaderDecoder.work`), in a turn of the event loop: about ten milliseconds."""
 
 CONNECTION_WINDOW_BYTES = 16 * 1024 * 1024
 """The flow-control window of all requests together; granted again as `STREAM_WINDOW_BYTES` is."""
@@ -113,14 +113,14 @@ class Connection:
         if self.is_closed:
             return
         self.is_behind = False
-        work_left = TURN_WORK + self._headers.decoded_fields
+        work_left = TURN_WORK + self._headers.work
         try:
             for kind, flags, stream_id, payload in self._unread:
                 self._on_frame(kind, flags, stream_id, payload)
                 if self.is_closed:
                     return
                 work_left -= 1
-                if work_left <= self._headers.decoded_fields:
+                if work_left <= self._headers.work:
                     self.is_behind = True
                     return
         except Http2ConnectionError as error:

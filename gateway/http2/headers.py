@@ -22,6 +22,8 @@ MAX_HEADER_LIST_BYTES = 64 * 1024
 MAX_FIELDS = 128
 """The most fields of a header block: a byte of a block can stand for one, and each takes time."""
 
+WORK_BYTES = 16
+
 _MAX_KEPT_BLOCKS = 64
 _MAX_KEPT_BLOCK_BYTES = 1024
 
@@ -78,7 +80,7 @@ class HeaderDecoder(Generic[_Meaning]):
     Requests with the same block share the object that `interpret` returns.
     """
 
-    __slots__ = ("_decoder", "_interpret", "_kept", "_table", "decoded_fields")
+    __slots__ = ("_decoder", "_interpret", "_kept", "_table", "work")
 
     def __init__(self, interpret: Callable[[RequestHead], _Meaning]) -> None:
         self._interpret = interpret
@@ -86,8 +88,9 @@ class HeaderDecoder(Generic[_Meaning]):
         self._decoder = Decoder(MAX_HEADER_LIST_BYTES)
         self._decoder.header_table = self._table
         self._kept: dict[bytes, _Meaning] = {}
-        self.decoded_fields = 0
-        """Fields of all blocks so far, but for those of blocks whose meaning was kept."""
+        self.work = 0
+        """What all blocks so far have taken, but for those whose meaning was kept: a field takes 1, and so do
+        `WORK_BYTES` of a block, which may be Huffman-coded."""
 
     def request(self, block: bytes) -> _Meaning:
         """The meaning of the head of a request. Raises Http2StreamError if it is malformed, and as `fields` does."""
@@ -105,6 +108,7 @@ class HeaderDecoder(Generic[_Meaning]):
     def fields(self, block: bytes) -> list[Header]:
         """The header list of a block. Raises Http2ConnectionError: the decoder's state is lost (RFC 9113, section 4.3)."""
         changes = self._table.changes
+        self.work += len(block) // WORK_BYTES
         try:
             headers: list[Header] = list(self._decoder.decode(block, raw=True))
         except OversizedHeaderListError as error:
@@ -112,10 +116,10 @@ class HeaderDecoder(Generic[_Meaning]):
             raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, reason) from error
         except HPACKError as error:
             raise Http2ConnectionError(Http2ErrorCode.COMPRESSION_ERROR, "the header block is malformed") from error
+        self.work += len(headers)
         if len(headers) > MAX_FIELDS:
             reason = f"a header block has {len(headers)} fields, more than {MAX_FIELDS}"
             raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, reason)
-        self.decoded_fields += len(headers)
         if block[:1] and block[0] & 0xE0 == 0x20:
             self._table.changes += 1  # a change of the table size, at the start of a block (RFC 7541, section 6.3)
         if self._table.changes != changes:

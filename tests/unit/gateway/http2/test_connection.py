@@ -25,7 +25,7 @@ from weir.gateway.http2.frames import (
     read_settings,
     settings,
 )
-from weir.gateway.http2.headers import MAX_FIELDS, encode_headers
+from weir.gateway.http2.headers import MAX_FIELDS, WORK_BYTES, encode_headers
 
 BLOCK = encode_headers(REQUEST)
 LAST = Flag.END_HEADERS | Flag.END_STREAM
@@ -302,6 +302,21 @@ def test_a_turn_ends_by_work(fields: int) -> None:
     assert len(turns) >= 3
     assert max(turns) <= TURN_WORK // (fields + 1) + 1
     assert [exchange.stream.id for exchange in peer.application.exchanges] == [2 * n + 1 for n in range(sum(turns))]
+
+
+def test_a_turn_ends_by_the_length_of_blocks() -> None:
+    """A block may be one value in Huffman's code, which takes long to decode."""
+    peer = Peer()
+    value = b"\x00\x01h" + b"\x7f" + bytes([0x80 | (4000 - 127) % 128, (4000 - 127) >> 7]) + b"v" * 4000
+    blocks = [encode_headers(REQUEST) + value + b"\x40\x01a\x01%d" % (number % 10) for number in range(30)]
+    sent = [frame(FrameType.HEADERS, Flag.END_HEADERS, 2 * number + 1, block) for number, block in enumerate(blocks)]
+    peer.connection.receive(b"".join(sent))
+    turns = [len(peer.application.exchanges)]
+    while peer.connection.is_behind:
+        peer.connection.proceed()
+        turns.append(len(peer.application.exchanges) - sum(turns))
+    assert sum(turns) == 30
+    assert max(turns) <= TURN_WORK // (4000 // WORK_BYTES) + 1
 
 
 def test_nothing_is_left_to_do_for_a_connection_that_ended() -> None:
