@@ -23,6 +23,7 @@ MAX_FIELDS = 128
 """The most fields of a header block: a byte of a block can stand for one, and each takes time."""
 
 WORK_BYTES = 16
+"""The bytes of a block whose decoding is counted like one field."""
 
 _MAX_KEPT_BLOCKS = 64
 _MAX_KEPT_BLOCK_BYTES = 1024
@@ -89,8 +90,8 @@ class HeaderDecoder(Generic[_Meaning]):
         self._decoder.header_table = self._table
         self._kept: dict[bytes, _Meaning] = {}
         self.work = 0
-        """What all blocks so far have taken, but for those whose meaning was kept: a field takes 1, and so do
-        `WORK_BYTES` of a block, which may be Huffman-coded."""
+        """The work of all blocks decoded so far, in fields: each field counts 1, and so do each `WORK_BYTES` of a block,
+        which may be Huffman-coded. A block whose meaning was kept is not decoded again, and counts nothing."""
 
     def request(self, block: bytes) -> _Meaning:
         """The meaning of the head of a request. Raises Http2StreamError if it is malformed, and as `fields` does."""

@@ -20,8 +20,13 @@ MAX_POSTS_TO_HOST = 24
 """The same, to all receivers of a host."""
 
 FAILURES = 3
+"""Posts in a row without a response, after which a receiver has pauses."""
+
 PAUSE_S = 5.0
+"""The first pause, in seconds."""
+
 MAX_PAUSE_S = 300.0
+"""The longest pause, in seconds."""
 
 MAX_KNOWN = 10_000
 """Receivers that are kept after a failure."""

@@ -31,9 +31,11 @@ from weir.schemas.core.errors import WeirError, invalid, unavailable
 OPTION = "--batch-root"
 
 MAX_EXAMINED = 100_000
+"""The most files and folders that are examined for a pattern. Clients choose patterns, and make folders by the outputs of
+their jobs."""
+
 MAX_EXPANSION_S = 5.0
-"""How many files and folders are examined for a pattern, and for how long. Clients choose patterns, and make folders by the
-outputs of their jobs."""
+"""The longest that a pattern is expanded, in seconds."""
 
 ANY_DEPTH = "**"
 
