@@ -277,6 +277,23 @@ def test_shares_add_up(console: Any) -> None:
     assert console.evaluate(balance, [{"1": 100, "2": 0, "3": 0}, "1", 40]) == {"1": 40, "2": 30, "3": 30}
 
 
+def test_rows_that_come_while_a_table_is_built_are_shown(console: Any) -> None:
+    shown = """async () => {
+        const { html, render } = await import('/web/core/html.js');
+        const { Table } = await import('/web/components/table.js');
+        const place = document.body.appendChild(document.createElement('div'));
+        const draw = (rows) => render(html`<${Table} label="Late" rows=${rows} columns=${[{ title: 'Id', field: 'id' }]} />`, place);
+        const none = [];
+        none.map = () => {  // the table reads its rows when it is made, and is built in a task of its own
+            queueMicrotask(() => draw([{ id: 'first' }]));
+            return [];
+        };
+        draw(none);
+    }"""
+    console.evaluate(shown)
+    expect(console.get_by_role("grid", name="Late").get_by_role("gridcell", name="first")).to_be_visible()
+
+
 def test_pictures_become_tensors(console: Any) -> None:
     read = """async ([dims, datatype, scale]) => {
         const { pictureLayout, drawnPicture, pixels } = await import('/web/tensors/media.js');

@@ -93,8 +93,9 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
     loadTabulator().then(({ TabulatorFull }) => {
       if (isOver || !place.current) return;
       const placeholder = element("span", "empty", empty);
+      const drawn = state.rows ?? [];
       const table = new TabulatorFull(place.current, {
-        data: (state.rows ?? []).map((row) => ({ ...row })),
+        data: drawn.map((row) => ({ ...row })),
         index: rowKey,
         columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column, minWidth: Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 40) })),
         layout: "fitColumns",
@@ -114,7 +115,9 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
       state.table = table;
       table.on("tableBuilt", () => {
         state.isReady = true;
-        state.shown = new Map((state.rows ?? []).map((row) => [row[rowKey], row]));
+        state.shown = new Map(drawn.map((row) => [row[rowKey], row]));
+        // Tabulator builds in a task of its own: other rows may have come since it was made.
+        if (state.rows && state.rows !== drawn) drawLater(state, () => state.isReady && update(state, state.rows, rowKey));
         place.current?.setAttribute("aria-label", label);
         if (state.filter) table.setFilter((row) => state.filter?.(row) ?? true);
       });
