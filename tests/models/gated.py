@@ -35,7 +35,7 @@ class TritonPythonModel:
 
     def wait(self):
         (self.folder / "running").touch()
-        until = time.monotonic() + 20
+        until = time.monotonic() + 50
         while not (self.folder / "go").exists() and time.monotonic() < until:
             time.sleep(0.002)
         (self.folder / "go").unlink()

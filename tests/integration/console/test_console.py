@@ -182,28 +182,34 @@ def test_models_are_unloaded_and_loaded(console: Any, server: ConsoleServer) -> 
     assert [change["kind"] for change in changes][:3] == ["load", "load", "unload"]
 
 
+ITEMS = 500
+"""Of a job: more than are in flight at its beginning."""
+
+
 def test_a_job_is_submitted_paused_and_done(console: Any, server: ConsoleServer, tmp_path: Path) -> None:
     items = tmp_path / "items.jsonl"
-    items.write_text("".join(f'{{"VALUE": {number}, "DELAY_MS": 200}}\n' for number in range(120)))
+    # The model keeps the item 0 until the job has been paused.
+    items.write_text("".join(f'{{"VALUE": {number}}}\n' for number in range(ITEMS)))
     open_view(console, "jobs")
     console.get_by_role("button", name="Submit a job").click()
     form = console.get_by_label("Submit a job")
-    form.get_by_label("Model").select_option("slow")
+    form.get_by_label("Model").select_option("gated")
     form.get_by_label("Items").last.set_input_files(items)
     form.get_by_role("button", name="Submit", exact=True).click()
     panel = console.get_by_label("Job batch-")
     expect(panel).to_contain_text("running")
     (job,) = server.api("GET", "/v2/jobs")["jobs"]
     panel.get_by_role("button", name="Pause").click()
-    expect(panel.get_by_role("button", name="Resume")).to_be_visible()
-    assert server.api("GET", f"/v2/jobs/{job['id']}")["wanted"] == "pause"
+    wait_until(lambda: server.api("GET", f"/v2/jobs/{job['id']}")["wanted"] == "pause")
+    (server.folder / "models" / "gated" / "go").touch()
     panel.get_by_role("button", name="Resume").click()
     expect(panel).to_contain_text("succeeded", timeout=20_000)
-    expect(panel).to_contain_text("120 of 120 items (100 %)")
+    expect(panel).to_contain_text(f"{ITEMS} of {ITEMS} items (100 %)")
     with console.expect_download() as download:
         panel.get_by_role("link", name="Results").click()
     rows = [json.loads(line) for line in Path(download.value.path()).read_text().splitlines()]
-    assert sorted(row["outputs"]["VALUE_OUT"][0] for row in rows) == list(range(120))
+    assert sorted(row["item"] for row in rows) == list(range(ITEMS))
+    assert all(len(row["outputs"]["TURN"]) == 1 for row in rows)
     panel.get_by_role("button", name="Delete").click()
     console.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(console.get_by_text("No job", exact=True)).to_be_visible()

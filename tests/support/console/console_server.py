@@ -1,6 +1,6 @@
 """`ConsoleServer`: a `weir serve` with a console that may change things, and what a test does with it.
 
-`write_models` makes its repository: models that batch, that have labels and versions, that are slow and that fail.
+`write_models` makes its repository: models that batch, that have labels and versions, that are slow, wait for a file, or fail.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tritonclient import http as triton
 
+from tests.support.models.gated import write_gated_model
 from tests.support.models.zoo import write_classes, write_faulty, write_identity, write_slow, write_versions
 from tests.support.servers.weir_server import Server
 
@@ -33,6 +34,7 @@ def write_models(root: Path) -> None:
     write_versions(root, "versions", "version_policy { all { } }")
     write_slow(root)
     write_faulty(root)
+    write_gated_model(root, "gated", "", 8)
     for name in (BATCHED, DELAYED):
         write_identity(root, name, "FP32", f"dynamic_batching {{ max_queue_delay_microseconds: {DELAY_US} }}")
 

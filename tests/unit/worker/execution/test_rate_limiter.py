@@ -79,7 +79,8 @@ class Model:
             held.update(self.needs[instance].resources)
         assert +held == +Counter(self.limiter.held)
         for instance in granted:
-            for resource in self.needs[instance].resources:
+            for resource in +Counter(self.needs[instance].resources):
+                # Not of one it needs none of: others may hold more than there is, after a larger instance was removed.
                 assert held[resource] <= self.limiter.amounts[resource]
         most = Counter[Resource]()
         for needs in self.needs.values():
