@@ -200,7 +200,7 @@ class GrpcCall:
         connection = self._stream.connection
         if connection.buffered_bytes + size > max(self._limit, _LEAST_BUFFER_BYTES):
             raise CallError(Status.RESOURCE_EXHAUSTED, "too many unfinished requests on this connection")
-        if not self.account.fits(size):
+        if not self.account.fits(size, self):
             self.account.refuse(_MESSAGE)
             raise _no_memory()
         self._buffered_bytes += size
@@ -214,7 +214,7 @@ class GrpcCall:
 
     def _charge(self, size: int) -> None:
         if size > 0:
-            if not self.account.charge(_MESSAGE, size):
+            if not self.account.charge(_MESSAGE, size, self, self._buffered_bytes):
                 raise _no_memory()
             self._charged_bytes += size
 
@@ -228,9 +228,14 @@ class GrpcCall:
         """The account of the connection in the memory ledger."""
         return self._stream.connection.send_buffer.account
 
+    @property
+    def held_bytes(self) -> int:
+        """What the request holds of the account."""
+        return self._charged_bytes + self._expanded_bytes
+
     def charge_expanded(self, size: int) -> bool:
         """Charges `size` more decompressed bytes. Returns False if there is no room for them."""
-        if not self.account.charge(_DECOMPRESSED, size):
+        if not self.account.charge(_DECOMPRESSED, size, self):
             return False
         self._expanded_bytes += size
         return True
@@ -297,12 +302,13 @@ class UnaryCall(GrpcCall):
         self._open_calls.discard(self)
         if isinstance(self._message, MessageInflation):
             self._message.is_wanted = False
+        self._message = None
         super().closed()
 
     def _on_inflated(self, message: Message | CallError) -> None:
+        self._message = None
         if self._stream.is_closed:
             return
-        self._message = None
         self.release(self._buffered_bytes)
         if isinstance(message, CallError):
             self.fail(message)

@@ -145,7 +145,7 @@ class MessageInflation(Inflation):
         """The decompressed message. Raises CallError if data follows its end."""
         if self.is_wanted and self.has_trailing_data:
             raise _malformed()
-        return memoryview(self.content)
+        return self.content
 
 
 class MessageDeflater:
@@ -169,6 +169,11 @@ class MessageDeflater:
         self.waiting_bytes = 0
 
     @property
+    def held_bytes(self) -> int:
+        """What is charged to the account."""
+        return self.waiting_bytes
+
+    @property
     def is_busy(self) -> bool:
         """Whether a message has not been passed to `send` yet."""
         return bool(self._waiting)
@@ -179,7 +184,7 @@ class MessageDeflater:
         if not self._waiting and size <= _INLINE_BYTES:
             self._send(*self._compress(pieces), is_last)
             return True
-        if not self._account.charge(_UNSENT, size):
+        if not self._account.charge(_UNSENT, size, self):
             return False
         self._waiting.append((pieces, is_last))
         self.waiting_bytes += size

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 from tritonclient.grpc import service_pb2
 
@@ -64,6 +65,11 @@ class _StreamRequest:
         self.size_bytes = size_bytes
         self.writing: Reading = None  # a helper process that encodes a response; later ones wait for it
         self.waiting: deque[tuple[InferResponse | WeirError | None, bool]] = deque()
+
+    @property
+    def held_bytes(self) -> int:
+        """What is charged for its waiting responses."""
+        return sum(map(len, chain.from_iterable(self.responses)))
 
 
 class _InferStream:
@@ -231,7 +237,7 @@ class _InferStream:
             size = sum(map(len, pieces))
             if entry.is_ordered:
                 # It waits for its turn here, and if the client does not read, in the connection's send buffer.
-                if not self._call.account.charge(_WAITING, size):
+                if not self._call.account.charge(_WAITING, size, entry):
                     self._call.exhaust()
                     return
                 entry.responses.append(pieces)

@@ -386,7 +386,7 @@ class InferExchange:
         inflation = BodyInflation(self.body, self._context.limits.input_size)
         self.body = b""
         is_complete = inflation.advance(IN_PLACE_BYTES)
-        size = len(inflation.content)
+        size = inflation.size_bytes
         if not self._charge_inflated(size):
             raise no_memory()
 

@@ -62,7 +62,7 @@ class Http2Protocol(asyncio.Protocol):
         address = transport.get_extra_info("peername")
         principal = principal_of(address[0] if address else None)
         self._turns = ReadTurns(self._transport, lambda: not self._is_listening)
-        self._account = self._ledger.account(principal)
+        self._account = self._ledger.account(principal, has_many=True)
         self._send_buffer = SendBuffer(self._schedule_flush, self._account)
         self.connection = Connection(self._application, self._options, self._loop.time, self._send_buffer)
         self._keepalive = KeepaliveManager(self.connection, self._options, self.abort, self._cap.count_silent)

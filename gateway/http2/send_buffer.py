@@ -31,6 +31,10 @@ class QueuedStream(Protocol):
     unsent_bytes: int
     window: int
 
+    @property
+    def held_bytes(self) -> int:
+        """What is charged to the connection's account for its waiting data."""
+
     def send_waiting(self, limit: int) -> int:
         """Sends a frame of at most `limit` bytes of waiting data. Returns the bytes sent."""
 
@@ -106,9 +110,9 @@ class SendBuffer:
             and not self._is_paused
         )
 
-    def hold_back(self, size: int) -> bool:
-        """Counts `size` bytes of data that have to wait. Returns False if the connection may hold no more of them."""
-        if not self.account.charge(_UNSENT, size):
+    def hold_back(self, stream: QueuedStream, size: int) -> bool:
+        """Counts `size` bytes of a stream's data that have to wait. Returns False if the connection may hold no more."""
+        if not self.account.charge(_UNSENT, size, stream):
             return False
         self.unsent_bytes += size
         return True

@@ -184,6 +184,11 @@ class Stream:
         if self._grant_left < STREAM_WINDOW_BYTES // 2 and not self._request_complete:
             self._grant()
 
+    @property
+    def held_bytes(self) -> int:
+        """Implements `QueuedStream.held_bytes`."""
+        return self.unsent_bytes
+
     def send(self, headers: bytes = b"", data: Sequence[bytes] = (), trailers: bytes = b"") -> bool:
         """Sends the parts of a response that are given, in this order; `headers` and `trailers` are header blocks.
 
@@ -201,7 +206,7 @@ class Stream:
             size > 0 and (size > self.window or not self._send_buffer.can_write(size))
         )
         if holds_back:
-            if not self._send_buffer.hold_back(size):
+            if not self._send_buffer.hold_back(self, size):
                 return False
         else:
             if size:

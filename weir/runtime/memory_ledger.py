@@ -10,14 +10,17 @@ Promises, for a ledger with the limit L:
 - The less a principal has left, the less one account may hold: at most `SCARCITY_FACTOR` times what is left. So a few large
   transfers never take the last of it: they are refused at their next byte, while small ones go on.
 - All accounts hold at most L together.
-- One account at a time may go beyond its share, up to `largest_request_bytes`, so that one request that is larger than the
-  share can be served at all. What goes beyond the share is not counted against others. So a process holds at most
-  L + largest_request_bytes - L / 2, or L where the largest request fits into a share.
+- One request at a time that is larger than the share may go beyond it, until its account holds `largest_request_bytes`:
+  otherwise it could not be served at all. The others of its account have the share together. What goes beyond the share is
+  not counted against other accounts. So a process holds at most L, or L + largest_request_bytes while it serves such a
+  request.
 
 No IO. Not thread-safe: charge and release in the event loop only.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from weir.runtime.containment import report
 
@@ -29,9 +32,17 @@ SCARCITY_FACTOR = 4
 """One account may hold this many times what its principal has left (dynamic thresholds, Choudhury and Hahne 1998)."""
 
 
+class Holder(Protocol):
+    """One request, or one response: what may go beyond the share of its account."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What it holds now of what is charged to the account."""
+
+
 class MemoryLedger:
-    """The accounts of one process. `largest_request_bytes` is the most that one account may hold, one at a time beyond
-    its share.
+    """The accounts of one process. `largest_request_bytes` is the most that an account may hold for the one request that
+    goes beyond its share.
 
     `held_bytes` are the bytes held now, and `refused` the number of refused charges, both by kind. `total_bytes` are held
     now in all, and `peak_bytes` were the most that ever were; `recent_peak_bytes` is the same since its reader set it last.
@@ -47,7 +58,7 @@ class MemoryLedger:
         self.recent_peak_bytes = 0
         self._counted_bytes = 0  # without what the account beyond its share holds beyond it
         self._counted_by_principal: dict[str, int] = {}
-        self._beyond_share: Account | None = None
+        self._beyond_share: tuple[Account, Holder] | None = None
 
     @property
     def account_share_bytes(self) -> int:
@@ -64,17 +75,20 @@ class MemoryLedger:
         """Whether more than half of the limit is in use. Then those who hold memory idly are ended sooner."""
         return 2 * self._counted_bytes > self.limit_bytes
 
-    def account(self, principal: str) -> Account:
-        """A new account of `principal`. Whoever opens it must close it."""
-        return Account(self, principal)
+    def account(self, principal: str, has_many: bool = False) -> Account:
+        """A new account of `principal`. Whoever opens it must close it.
 
-    def _admits(self, account: Account, size_bytes: int) -> bool:
+        With `has_many` it is that of many requests at a time, each of which is named where it may go beyond the share.
+        """
+        return Account(self, principal, has_many)
+
+    def _admits(self, account: Account, size_bytes: int, holder: Holder | None, whole_bytes: int) -> bool:
         share_bytes = self.account_share_bytes
         held_bytes = account.held_bytes + size_bytes
         if held_bytes > share_bytes:
-            if self._beyond_share is not None and self._beyond_share is not account:
-                return False
-            if held_bytes > self.largest_request_bytes:
+            if holder is not None:
+                whole_bytes = max(whole_bytes, holder.held_bytes + size_bytes)
+            if not self._admits_beyond(account, held_bytes, holder, whole_bytes):
                 return False
         counted_bytes = min(held_bytes, share_bytes)
         added_bytes = counted_bytes - min(account.held_bytes, share_bytes)
@@ -86,15 +100,26 @@ class MemoryLedger:
             and counted_bytes <= SCARCITY_FACTOR * left_bytes
         )
 
-    def _change(self, account: Account, kind: str, size_bytes: int) -> None:
+    def _admits_beyond(self, account: Account, held_bytes: int, holder: Holder | None, whole_bytes: int) -> bool:
+        if self._beyond_share is None:
+            return whole_bytes > self.account_share_bytes and held_bytes <= self.largest_request_bytes
+        beyond, large = self._beyond_share
+        if beyond is not account:
+            return False
+        if large is holder:
+            return held_bytes <= self.largest_request_bytes
+        return held_bytes - large.held_bytes <= self.account_share_bytes
+
+    def _change(self, account: Account, kind: str, size_bytes: int, holder: Holder | None = None) -> None:
         share_bytes = self.account_share_bytes
         counted_bytes = -min(account.held_bytes, share_bytes)
         account.held_bytes += size_bytes
         counted_bytes += min(account.held_bytes, share_bytes)
-        if account.held_bytes > share_bytes:
-            self._beyond_share = account
-        elif self._beyond_share is account:
-            self._beyond_share = None
+        if account.held_bytes <= share_bytes:
+            if self._beyond_share is not None and self._beyond_share[0] is account:
+                self._beyond_share = None
+        elif self._beyond_share is None and holder is not None:
+            self._beyond_share = account, holder
         self._counted_bytes += counted_bytes
         of_principal_bytes = self._counted_by_principal.get(account.principal, 0) + counted_bytes
         if of_principal_bytes:
@@ -117,11 +142,12 @@ class Account:
     `held_bytes` is what the account holds, of all kinds.
     """
 
-    __slots__ = ("_by_kind", "_is_closed", "_ledger", "held_bytes", "principal")
+    __slots__ = ("_by_kind", "_has_many", "_is_closed", "_ledger", "held_bytes", "principal")
 
-    def __init__(self, ledger: MemoryLedger, principal: str) -> None:
+    def __init__(self, ledger: MemoryLedger, principal: str, has_many: bool) -> None:
         self._ledger = ledger
         self._by_kind: dict[str, int] = {}
+        self._has_many = has_many
         self._is_closed = False
         self.held_bytes = 0
         self.principal = principal
@@ -131,26 +157,32 @@ class Account:
         """The ledger that the account belongs to."""
         return self._ledger
 
-    def charge(self, kind: str, size_bytes: int) -> bool:
+    def charge(self, kind: str, size_bytes: int, holder: Holder | None = None, whole_bytes: int = 0) -> bool:
         """Counts `size_bytes` that have arrived, or begin to wait to be sent. False where there is no room for them:
 
         then nothing is charged, the refusal is counted, and the bytes must not be kept. A closed account refuses all.
+        `holder` is whose bytes they are, if that may go beyond the share; all of the account where it has one request.
+        `whole_bytes` is what it will hold in the end, where it has announced that.
         """
         if self._is_closed:
             return False
-        if not self._ledger._admits(self, size_bytes):
+        if holder is None and not self._has_many:
+            holder = self
+        if not self._ledger._admits(self, size_bytes, holder, whole_bytes):
             self._ledger._count_refusal(kind)
             return False
         self._by_kind[kind] = self._by_kind.get(kind, 0) + size_bytes
-        self._ledger._change(self, kind, size_bytes)
+        self._ledger._change(self, kind, size_bytes, holder)
         return True
 
-    def fits(self, size_bytes: int) -> bool:
+    def fits(self, size_bytes: int, holder: Holder | None = None) -> bool:
         """Whether a charge of `size_bytes` would be granted now. Charges and counts nothing.
 
         For what announces its size: it is refused before its first byte is read, and the caller counts that by `refuse`.
         """
-        return not self._is_closed and self._ledger._admits(self, size_bytes)
+        if holder is None and not self._has_many:
+            holder = self
+        return not self._is_closed and self._ledger._admits(self, size_bytes, holder, 0)
 
     def refuse(self, kind: str) -> None:
         """Counts a refusal that followed from `fits`."""

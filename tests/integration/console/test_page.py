@@ -282,7 +282,8 @@ def test_rows_that_come_while_a_table_is_built_are_shown(console: Any) -> None:
         const { html, render } = await import('/web/core/html.js');
         const { Table } = await import('/web/components/table.js');
         const place = document.body.appendChild(document.createElement('div'));
-        const draw = (rows) => render(html`<${Table} label="Late" rows=${rows} columns=${[{ title: 'Id', field: 'id' }]} />`, place);
+        const columns = [{ title: 'Id', field: 'id' }];
+        const draw = (rows) => render(html`<${Table} label="Late" rows=${rows} columns=${columns} />`, place);
         const none = [];
         none.map = () => {  // the table reads its rows when it is made, and is built in a task of its own
             queueMicrotask(() => draw([{ id: 'first' }]));

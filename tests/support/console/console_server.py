@@ -1,6 +1,6 @@
 """`ConsoleServer`: a `weir serve` with a console that may change things, and what a test does with it.
 
-`write_models` makes its repository: models that batch, that have labels and versions, that are slow, wait for a file, or fail.
+`write_models` makes its repository: models that batch, have labels and versions, are slow, wait for a file, or fail.
 """
 
 from __future__ import annotations

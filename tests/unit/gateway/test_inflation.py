@@ -1,6 +1,8 @@
 """Bounded decompression: any stream comes back step by step, and nothing grows beyond the limit."""
 
 import gzip
+import mmap
+import weakref
 import zlib
 
 import pytest
@@ -87,12 +89,28 @@ async def test_steps_in_threads_are_charged_one_by_one() -> None:
     assert (charges[0], sum(charges)) == (STEP_BYTES, len(body) - 3)
 
 
+async def test_large_content_has_pages_of_its_own_that_go_with_the_last_view() -> None:
+    body = bytes(range(256)) * (3 * STEP_BYTES // 256)
+    inflation = Checked(gzip.compress(body), GZIP, 4 * STEP_BYTES)
+    assert not inflation.advance(STEP_BYTES // 8)
+    assert isinstance(inflation.content.obj, bytearray)
+    await inflate(inflation, lambda _size: True, MemoryError)
+    view = inflation.content
+    assert view == body
+    pages = weakref.ref(view.obj)
+    assert isinstance(pages(), mmap.mmap)
+    inflation.discard()
+    assert view[255] == 255
+    del view
+    assert pages() is None
+
+
 async def test_without_room_the_steps_end() -> None:
     inflation = Checked(gzip.compress(bytes(3 * STEP_BYTES)), GZIP, 4 * STEP_BYTES)
     sizes: list[int] = []
 
     def charge(_size: int) -> bool:
-        sizes.append(len(inflation.content))
+        sizes.append(inflation.size_bytes)
         return False
 
     with pytest.raises(MemoryError):

@@ -1,5 +1,6 @@
 """`MemoryLedger`: nothing is held beyond the limit or a share, whatever is charged, released and closed."""
 
+from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -104,6 +105,66 @@ def test_one_request_may_be_larger_than_its_share_and_costs_others_nothing_more(
     assert not large.charge("grpc", 300)
     assert ledger.total_bytes == 801
     assert ledger.peak_bytes == 3500
+
+
+@dataclass(eq=False)
+class Request:
+    """A request that tells what it holds."""
+
+    held_bytes: int = 0
+
+    def charge(self, account: Account, size: int) -> bool:
+        granted = account.charge("grpc", size, self)
+        self.held_bytes += size if granted else 0
+        return granted
+
+
+def test_many_requests_on_one_connection_have_its_share_together() -> None:
+    ledger = MemoryLedger(LIMIT, largest_request_bytes=3000)
+    connection = ledger.account("a", has_many=True)
+    requests = [Request() for _ in range(20)]
+    for _ in range(5):
+        for request in requests:
+            request.charge(connection, 50)
+    assert connection.held_bytes == 500  # not 20 * 250
+    assert connection.charge(
+        "grpc", 1, requests[0], whole_bytes=600
+    )  # it has announced that it is larger than the share
+
+
+def test_small_requests_go_on_beside_the_one_that_is_larger_than_the_share() -> None:
+    ledger = MemoryLedger(LIMIT, largest_request_bytes=3000)
+    connection = ledger.account("a", has_many=True)
+    large, small = Request(), Request()
+    assert large.charge(connection, 3000)
+    assert small.charge(connection, 500)
+    assert not small.charge(connection, 1)
+    assert not connection.charge("headers", 1)
+    assert ledger.total_bytes == 3500
+
+
+@given(st.integers(0, 3 * LIMIT), st.lists(st.tuples(st.integers(0, 5), st.integers(-800, 800))))
+def test_whatever_requests_do_one_connection_holds_its_share_and_one_of_them(
+    largest: int, steps: list[tuple[int, int]]
+) -> None:
+    ledger = MemoryLedger(LIMIT, largest)
+    connection = ledger.account("a", has_many=True)
+    requests = [Request() for _ in range(6)]
+    peaks = [0] * 6
+    for number, size in steps:
+        request = requests[number]
+        if size >= 0:
+            request.charge(connection, size)
+        else:
+            released = min(-size, request.held_bytes)
+            request.held_bytes -= released
+            connection.release("grpc", released)
+        held = sorted(request.held_bytes for request in requests)
+        assert sum(held) == connection.held_bytes
+        assert sum(held[:-1]) <= ledger.account_share_bytes
+        assert held[-1] <= max(largest, ledger.account_share_bytes)
+        peaks = [max(peak, request.held_bytes) for peak, request in zip(peaks, requests, strict=True)]
+        assert sum(held) <= ledger.account_share_bytes or max(peaks) > ledger.account_share_bytes
 
 
 def test_a_closed_account_holds_nothing_and_refuses_all() -> None:
