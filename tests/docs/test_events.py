@@ -11,6 +11,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,13 +59,17 @@ def missing(expected: str, printed: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def shell(served: Served, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment in which `nats` is ours and talks to the server."""
+    """An environment in which `nats` is ours and talks to the server, and `sleep` waits for what the page waits for."""
     folder = tmp_path_factory.mktemp("bin")
+    sleep = folder / "sleep"
+    sleep.write_text(f'#!/bin/sh\nwhile [ ! -e "${nats_cli.READY_FILE}" ]; do {shutil.which("sleep")} 0.02; done\n')
+    sleep.chmod(0o755)
     command = folder / "nats"
     command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(nats_cli.__file__)} "$@"\n')
     command.chmod(0o755)
     return {
         **environment(served),
+        nats_cli.READY_FILE: str(folder / "subscribed"),
         "PATH": f"{folder}:{os.environ['PATH']}",
     }
 
@@ -73,6 +78,7 @@ def test_command_line(served: Served, shell: dict[str, str]) -> None:
     blocks = shown("sh")
     assert len(blocks) == 4
     for block, expected in blocks:
+        Path(shell[nats_cli.READY_FILE]).unlink(missing_ok=True)
         done = subprocess.run(
             ["bash", "-ec", served.here(block.text)],
             cwd=served.folder,

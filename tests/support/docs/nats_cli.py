@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import nats
 from nats.aio.client import Client
@@ -21,6 +22,9 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RawStreamMsg, ReplayPolicy
 
 TIMEOUT_S = 30.0
+
+READY_FILE = "NATS_CLI_READY"
+"""Names a file that `sub` makes once it is subscribed."""
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
@@ -85,7 +89,12 @@ async def publish(client: Client, options: argparse.Namespace) -> None:
     if "error" in stored:
         raise SystemExit(f"nats: error: {stored['error']['description']}")
     duplicate = " Duplicate: true" if stored.get("duplicate") else ""
-    print(f"Stored in Stream: {stored['stream']} Sequence: {stored['seq']}{duplicate}")
+    say(f"Stored in Stream: {stored['stream']} Sequence: {stored['seq']}{duplicate}")
+
+
+def say(text: str) -> None:
+    """Prints lines in one piece: two commands may print at the same time."""
+    sys.stdout.write(f"{text}\n")
 
 
 async def subscribe(client: Client, options: argparse.Namespace) -> None:
@@ -94,17 +103,20 @@ async def subscribe(client: Client, options: argparse.Namespace) -> None:
         messages = await client.jetstream().subscribe(options.subject, config=config)
     else:
         messages = await client.subscribe(options.subject)
+    await client.flush()
+    if ready := os.environ.get(READY_FILE):
+        await asyncio.to_thread(Path(ready).touch)
     for number in range(1, options.count + 1):
         message = await messages.next_msg(TIMEOUT_S)
         if options.raw:
-            print(message.data.decode())
+            say(message.data.decode())
             continue
         if options.last_per_subject:
             at = f"stream: {message.metadata.stream} seq {message.metadata.sequence.stream}"
             time = message.metadata.timestamp.isoformat()
-            print(f"[#{number}] Received JetStream message: {at} / subject: {message.subject} / time: {time}")
+            say(f"[#{number}] Received JetStream message: {at} / subject: {message.subject} / time: {time}")
         else:
-            print(f'[#{number}] Received on "{message.subject}"')
+            say(f'[#{number}] Received on "{message.subject}"')
         show(message)
 
 
@@ -117,7 +129,7 @@ async def add_consumer(client: Client, options: argparse.Namespace) -> None:
         replay_policy=ReplayPolicy(options.replay),
     )
     await client.jetstream().add_consumer(options.stream, config)
-    print(f"Information for Consumer {options.stream} > {options.name}")
+    say(f"Information for Consumer {options.stream} > {options.name}")
 
 
 async def consume(client: Client, options: argparse.Namespace) -> None:
@@ -125,23 +137,23 @@ async def consume(client: Client, options: argparse.Namespace) -> None:
     for _ in range(options.count):
         (message,) = await consumer.fetch(1, TIMEOUT_S)
         if options.raw:
-            print(message.data.decode())
+            say(message.data.decode())
         else:
-            print(f"[{message.metadata.timestamp:%H:%M:%S}] subj: {message.subject}")
+            say(f"[{message.metadata.timestamp:%H:%M:%S}] subj: {message.subject}")
             show(message)
         await message.ack()
 
 
 async def get_last(client: Client, options: argparse.Namespace) -> None:
     message = await client.jetstream().get_last_msg(options.stream, options.last_for)
-    print(f"Item: {options.stream}#{message.seq} received {message.time} on Subject {message.subject}\n\nHeaders:")
+    say(f"Item: {options.stream}#{message.seq} received {message.time} on Subject {message.subject}\n\nHeaders:")
     show(message, "  ")
 
 
 def show(message: Msg | RawStreamMsg, indent: str = "") -> None:
     for name, value in (message.headers or {}).items():
-        print(f"{indent}{name}: {value}")
-    print(f"\n{(message.data or b'').decode()}\n")
+        say(f"{indent}{name}: {value}")
+    say(f"\n{(message.data or b'').decode()}\n")
 
 
 Run = Callable[[Client, argparse.Namespace], Awaitable[None]]
