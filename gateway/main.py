@@ -404,7 +404,7 @@ class _Gateway:
         else:
             self._async_requests.acceptance.prepare = QueueProvisioner(self._bus).ensure
         urls = _urls(settings, self._ports)
-        presence = Presence(self._bus, "gateway", self._id, lambda: {"urls": urls, "durability": self._durability.word})
+        presence = Presence(self._bus, "gateway", self._id, lambda: {"urls": urls, **self._durable.description})
         announcements = await presence.start(background)
         stops.callback(presence.publish, leaving=True)
         stops.callback(announcements.cancel)

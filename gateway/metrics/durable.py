@@ -84,6 +84,11 @@ def durable_families(durable: DurableStore, consumed: ConsumerCounters) -> Itera
         "Models whose durable queues this gateway owns",
         [Sample(NO_LABELS, consumed.owned_models)],
     )
+    yield gauge(
+        "weir_durable_stalled_streams",
+        "Streams that acknowledge nothing, because the broker's disk is full or fails",
+        [Sample(NO_LABELS, len(durable.publisher.stalled))],
+    )
     is_fsync = durable.durability.result.ack_is_fsync
     yield gauge(
         "weir_durable_ack_is_fsync",

@@ -176,8 +176,9 @@ class RoleRecord(Record, frozen=True, kw_only=True):
     (unix time), and whether it has left. A process that is `draining` leaves soon, and receives nothing new.
 
     `urls` are the addresses of a gateway or a console. `durability` ("yes", "no", "unknown") is whether the broker writes
-    to disk what it acknowledges, as the gateway measured. `queues` are those a scheduler owns: model, partition, and the
-    epoch since which it owns them; one that `keeps_models` runs with `--scale-to-zero`. `loop_lag_s` is the greatest lag
+    to disk what it acknowledges, as the gateway measured. `stalled` are the streams that acknowledge nothing. `queues` are
+    those a scheduler owns: model, partition, and the epoch since which it owns them; one that `keeps_models` runs with
+    `--scale-to-zero`. `loop_lag_s` is the greatest lag
     of the event loop in the last 10 s.
     """
 
@@ -192,6 +193,7 @@ class RoleRecord(Record, frozen=True, kw_only=True):
     draining: bool = False
     urls: Annotated[list[Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] = []
     durability: Annotated[str, Meta(max_length=16)] = ""
+    stalled: Annotated[list[Annotated[str, Meta(max_length=64)]], Meta(max_length=16)] = []
     queues: Annotated[list[tuple[str, int, int]], Meta(max_length=MAX_QUEUES)] = []
     keeps_models: bool = False
     loop_lag_s: _Finite = 0.0

@@ -188,9 +188,7 @@ class _Process:
         work = BackgroundWork(self._durable, self._jobs, self._services, self._id, self._settings, self._ramps)
         stops.push_async_callback(_drain, work, self._jobs, self._inference, self._settings.exit_timeout_secs)
         await work.start(background)
-        presence = Presence(
-            self._bus, "durable", self._id, lambda: {"durability": self._durable.durability.result.word}
-        )
+        presence = Presence(self._bus, "durable", self._id, lambda: self._durable.description)
         announcing = await presence.start(background)
         stops.callback(presence.publish, leaving=True)
         stops.callback(announcing.cancel)

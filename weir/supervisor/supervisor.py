@@ -32,6 +32,13 @@ EXIT_BUDGET = 3
 
 Child = Role | EmbeddedNats
 
+_STORE_CHECK_S = 1.0
+_STORE_ROOM_BYTES = 32 << 20
+"""How much room nats-server must have to be restarted after an error of a write."""
+
+_STORE_RESTART_S = 20.0
+"""The shortest time between two such restarts."""
+
 _NATS_STOP_S = 10.0
 _KILL_WAIT_S = 5.0
 
@@ -72,6 +79,10 @@ class Supervisor:
         self._once_ready: set[str] = set()
         self._given_up: set[str] = set()
         self._restarts_due: dict[str, float] = {}
+        self._store_check_due_s = math.inf
+        self._store_restarted_s = -math.inf
+        self._store_error = ""
+        self._is_renewing = False  # nats-server is ended to be started again
         self._signals = SignalQueue((signal.SIGTERM, signal.SIGINT))
         self._selector = selectors.DefaultSelector()
         self._exit_status: int | None = None
@@ -135,13 +146,38 @@ class Supervisor:
 
     def _turn(self, until: float = math.inf) -> None:
         """Wait for an event, the next restart or `until`, whichever comes first, and handle it."""
-        wake_s = min(until, *self._restarts_due.values(), math.inf)
+        wake_s = min(until, self._store_check_due_s, *self._restarts_due.values())
         for key, _ in self._selector.select(None if wake_s == math.inf else max(0.0, wake_s - time.monotonic())):
             key.data()
         for child in self._children:
             if self._restarts_due.get(child.name, math.inf) <= time.monotonic():
                 del self._restarts_due[child.name]
                 self._start(child)
+        if self._store_check_due_s <= time.monotonic():
+            self._check_store()
+
+    def _check_store(self) -> None:
+        """Restarts nats-server after an error of a write, which it would keep, once its volume has room."""
+        now_s = time.monotonic()
+        nats = self._nats
+        if nats is None or nats.process is None or self._exit_status is not None:
+            self._store_check_due_s = math.inf
+            return
+        self._store_check_due_s = now_s + _STORE_CHECK_S
+        error = nats.write_error()
+        if not error:
+            return
+        if error != self._store_error:
+            self._store_error = error
+            logger.error("nats-server can't store messages: %s; it is restarted once its volume has room", error)
+        room_bytes = nats.room_bytes
+        if room_bytes >= _STORE_ROOM_BYTES and now_s >= self._store_restarted_s + _STORE_RESTART_S:
+            logger.warning("the volume of nats-server has %d MiB free: restarting it", room_bytes >> 20)
+            self._store_restarted_s = now_s
+            self._store_error = ""
+            self._is_renewing = True
+            nats.process.terminate()
+            self._store_check_due_s = math.inf  # until it has been started again
 
     def _start(self, child: Child) -> None:
         try:
@@ -161,6 +197,7 @@ class Supervisor:
             self._selector.register(child.ready_fd, selectors.EVENT_READ, lambda: self._read_announcement(child))
         else:
             self._on_ready_child(child)
+            self._store_check_due_s = time.monotonic() + _STORE_CHECK_S
 
     def _read_announcement(self, role: Role) -> None:
         if role.ready_fd is not None and role.read_announcement():
@@ -196,6 +233,10 @@ class Supervisor:
         """Schedule a restart of `child`, or stop the server. `reason` is why it can't start; None for a crash."""
         ready_since = self._ready_since.pop(child.name, None)
         if self._exit_status is not None:
+            return
+        if child is self._nats and self._is_renewing:
+            self._is_renewing = False
+            self._restarts_due[child.name] = time.monotonic()
             return
         is_optional = isinstance(child, Role) and child.is_optional
         if child.name not in self._once_ready and reason is not None:

@@ -44,6 +44,15 @@ RESULT_OBJECTS = "results"
 """The object store of responses that are larger than a message."""
 
 
+_STREAMS = {"event": QUEUE_STREAM, "batch": QUEUE_STREAM, "result": RESULT_STREAM, "dead": DEAD_STREAM}
+
+
+def stream_of(subject: str) -> str:
+    """The stream that stores messages on a subject: a durable stream or that of a bucket; "" for another one."""
+    first, _, rest = subject.partition(".")
+    return f"KV_{rest.partition('.')[0]}" if first == "$KV" else _STREAMS.get(first, "")
+
+
 _is_target = re.compile(r"(event|batch)\.[^.]+(\.v[^.]+)?|event\.[^.]+\.job\.[^.]+(\.v[^.]+)?").fullmatch
 
 

@@ -73,6 +73,10 @@ _LOCK_WAIT_S = 1.0
 _STOP_S = 10.0
 
 
+_WRITE_ERROR = re.compile(r"\[ERR\] .*critical write error: (.*)", re.IGNORECASE)
+_MAX_LOG_BYTES = 4 << 20
+
+
 class NatsStartError(Exception):
     """nats-server can't be started; the message is one line for the user of the command."""
 
@@ -93,6 +97,8 @@ class EmbeddedNats:
         self._password = ""
         self._lock_fd: int | None = None
         self._log_start = 0
+        self._log_read = 0
+        self._write_error = ""
         self._processors = processor_count()
         # Part of the configuration, so that another server on the same port is recognised as such.
         self._server_name = f"weir-{uuid.uuid4().hex}"
@@ -157,6 +163,33 @@ class EmbeddedNats:
     def pid(self) -> int | None:
         """The process id; None while it isn't running."""
         return self.process.pid if self.process and self.process.poll() is None else None
+
+    def write_error(self) -> str:
+        """Why a stream stores nothing since the last start: the error of its last write to disk; "" while all store.
+
+        nats-server keeps such an error until it is started again, also once there is room. Reads what is new in the log.
+        """
+        try:
+            with self._log_file.open("rb") as log:
+                if log.seek(0, os.SEEK_END) < self._log_read:
+                    self._log_read = 0  # the log was rotated
+                log.seek(self._log_read)
+                new = log.read(_MAX_LOG_BYTES)
+        except FileNotFoundError:  # it is being rotated
+            return self._write_error
+        self._log_read += len(new)
+        errors = _WRITE_ERROR.findall(new.decode(errors="replace"))
+        self._write_error = errors[-1].strip() if errors else self._write_error
+        return self._write_error
+
+    @property
+    def room_bytes(self) -> int:
+        """How much the volume of the data folder has free; 0 if it can't tell."""
+        try:
+            status = os.statvfs(self.data_dir)
+        except OSError:
+            return 0
+        return status.f_bavail * status.f_frsize
 
     def launch(self) -> None:
         """Start the process of the server without waiting until it is ready; `start` waits. Does nothing if it runs.
@@ -276,7 +309,8 @@ class EmbeddedNats:
             finish_before_woken()
 
         with self._log_file.open("ab") as log:
-            self._log_start = log.tell()
+            self._log_start = self._log_read = log.tell()
+            self._write_error = ""
             limits = {"GOMAXPROCS": str(self.threads)}
             memory_bytes = available_memory_bytes()
             if memory_bytes < machine_memory_bytes():

@@ -4,24 +4,33 @@ Each publish is acknowledged on a subject of its own, so the next one need not w
 published again after a reconnection, and after some seconds. So it may be stored twice, unless it has a `Nats-Msg-Id` or an
 expected sequence (`Nats-Expected-Last-Subject-Sequence`), with which JetStream rejects the second copy.
 Source: JetStream's publish acknowledgement (ADR-1).
+
+A stream whose disk is full or fails is stalled: nats-server 2.15 keeps the first write error until it is restarted,
+acknowledges nothing, and answers all else. That is how a slow stream differs, which holds its lock while it writes: so a
+stream is stalled if it has told its state, and nevertheless has not acknowledged what it got before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 
 import msgspec
 import orjson
+from nats.errors import Error as NatsError
 
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.nats.jetstream import WRONG_LAST_SEQUENCE
 from weir.runtime.containment import contained
 from weir.runtime.ticks import next_tick
+
+logger = logging.getLogger("weir.bus")
 
 NO_ROOM = (10077,)
 """Its codes for a stream that is full."""
@@ -33,6 +42,10 @@ _RETRY_S = 0.1  # no stream responds: it is being created, or its server restart
 _CHECK_INTERVAL_S = 1.0
 _ACK_TIMEOUT_S = 5.0
 _CLUSTER_ACK_TIMEOUT_S = 2.0  # the server that stored it may be lost with the acknowledgement
+
+_STALLED_S = 1.0  # from the publish until the stream is asked for its state
+_CLUSTER_STALLED_S = 6.0  # a message that was lost with a server is acknowledged when it is sent again
+_GRACE_S = 0.2  # an acknowledgement may come after the state, which another thread sends
 
 
 class StoreAck(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +78,7 @@ class StoreAck(msgspec.Struct, frozen=True, gc=False):
 
 
 OnStored = Callable[[StoreAck], None]
+OnStalled = Callable[[], None]
 
 
 class _Unacked(msgspec.Struct, eq=False, gc=False):
@@ -72,11 +86,21 @@ class _Unacked(msgspec.Struct, eq=False, gc=False):
     data: bytes
     header_block: bytes
     on_stored: OnStored
+    on_stalled: OnStalled | None
     sent_s: float = 0.0
+    is_stored: bool = False
+
+    @property
+    def stream(self) -> str:
+        """Its stream, "" if that is not known here."""
+        return subjects.stream_of(self.subject)
 
 
 class AckedPublisher:
-    """Publishes for one role, named `role_id`. Callers bound the number of messages in flight."""
+    """Publishes for one role, named `role_id`. Callers bound the number of messages in flight.
+
+    `stalled` are the streams that store nothing, until they acknowledge a message again.
+    """
 
     def __init__(self, bus: Bus, role_id: str) -> None:
         self._bus = bus
@@ -85,28 +109,46 @@ class AckedPublisher:
         self._unacked: dict[int, _Unacked] = {}
         self._losses = bus.losses
         self._watcher: asyncio.Task[None] | None = None
+        self._stall_check: asyncio.Handle | None = None
+        self._background: asyncio.TaskGroup | None = None
+        self.stalled: set[str] = set()
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Subscribes to acknowledgements. Call it after the start of those that recreate the streams."""
         await self._bus.subscribe(f"{self._acks}.*", self._on_ack)
         self._bus.on_reconnect(self._resend_all)
         self._watcher = background.create_task(self._watch())
+        self._background = background
 
     def stop(self) -> None:
         """Publishes no message again from now on."""
         if self._watcher is not None:
             self._watcher.cancel()
+        self._background = None
+        if self._stall_check is not None:
+            self._stall_check.cancel()
 
     def __len__(self) -> int:
         """The number of messages without an acknowledgement."""
         return len(self._unacked)
 
-    def publish(self, subject: str, data: bytes, header_block: bytes, on_stored: OnStored) -> None:
-        """Stores a message; `on_stored` is called in the event loop with the result."""
+    def publish(
+        self,
+        subject: str,
+        data: bytes,
+        header_block: bytes,
+        on_stored: OnStored,
+        on_stalled: OnStalled | None = None,
+    ) -> None:
+        """Stores a message; `on_stored` is called in the event loop with the result.
+
+        `on_stalled` is called if its stream turns out to be stalled meanwhile. The message is sent again nevertheless.
+        """
         number = next(self._numbers)
-        unacked = _Unacked(subject, data, header_block, on_stored)
+        unacked = _Unacked(subject, data, header_block, on_stored, on_stalled)
         self._unacked[number] = unacked
         self._send(number, unacked)
+        self._check_stall_later()
 
     async def store(self, subject: str, data: bytes, header_block: bytes = b"") -> StoreAck:
         """Stores a message and returns the result."""
@@ -134,6 +176,10 @@ class AckedPublisher:
             asyncio.get_running_loop().call_later(_RETRY_S, self._again, number)
             return
         del self._unacked[number]
+        unacked.is_stored = True
+        if self.stalled and unacked.stream in self.stalled:
+            self.stalled.discard(unacked.stream)
+            logger.info("stream %s stores messages again: what it stores is accepted again", unacked.stream)
         unacked.on_stored(read_ack(message.data))
 
     def _again(self, number: int) -> None:
@@ -146,6 +192,56 @@ class AckedPublisher:
             self._losses = self._bus.losses
         for number, unacked in list(self._unacked.items()):
             self._send(number, unacked)
+
+    @property
+    def _stalled_after_s(self) -> float:
+        return _CLUSTER_STALLED_S if self._bus.is_clustered else _STALLED_S
+
+    @contained()
+    def _check_stall(self) -> None:
+        """Looks for messages without an acknowledgement, one for each stream, while there are any."""
+        self._stall_check = None
+        if self._background is None or not self._unacked:
+            return
+        late_s = time.monotonic() - self._stalled_after_s
+        first_s = min(unacked.sent_s for unacked in self._unacked.values())
+        late: dict[str, _Unacked] = {}
+        for unacked in self._unacked.values() if first_s <= late_s else ():
+            if unacked.sent_s <= late_s and (stream := unacked.stream) not in {"", *self.stalled}:
+                late.setdefault(stream, unacked)
+        if late and self._bus.is_connected and self._losses == self._bus.losses:
+            self._background.create_task(self._examine(list(late.values())))
+        else:
+            self._check_stall_later(max(first_s - late_s, 0.1))
+
+    async def _examine(self, late: list[_Unacked]) -> None:
+        """Asks the streams of these messages for their state: those that tell it and have not acknowledged are stalled."""
+        try:
+            for unacked in late:
+                sent_s = unacked.sent_s
+                with suppress(NatsError, OSError, TimeoutError):
+                    await self._bus.jetstream.stream_state(unacked.stream)
+                    await asyncio.sleep(_GRACE_S)
+                    if not unacked.is_stored and unacked.sent_s == sent_s:
+                        self._stall(unacked.stream)
+        finally:
+            self._check_stall_later()
+
+    def _stall(self, stream: str) -> None:
+        self.stalled.add(stream)
+        logger.error(
+            "stream %s stores nothing: nats-server responds, but acknowledges no message; its disk may be full or failing, "
+            "see its log. What it would store is refused until it stores again",
+            stream,
+        )
+        for unacked in list(self._unacked.values()):
+            if unacked.on_stalled is not None and unacked.stream == stream:
+                unacked.on_stalled()
+
+    def _check_stall_later(self, delay_s: float | None = None) -> None:
+        if self._stall_check is None:
+            delay_s = self._stalled_after_s if delay_s is None else delay_s
+            self._stall_check = asyncio.get_running_loop().call_later(delay_s, self._check_stall)
 
     async def _watch(self) -> None:
         while True:

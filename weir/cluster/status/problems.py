@@ -167,6 +167,9 @@ def _overloaded(status: ClusterStatus) -> Iterator[Problem]:
 
 
 def _broker(status: ClusterStatus, broker: Broker) -> Iterator[Problem]:
+    for name in broker.stalled:
+        text = f"stream {name} stores nothing: the disk of the NATS server may be full or failing; see its log"
+        yield _warning("stream stores nothing", name, text)
     for stream in broker.streams:
         refuses = stream.name.partition("_")[0] in _REJECTING
         if refuses and stream.max_bytes > 0 and stream.bytes > FULL * stream.max_bytes:

@@ -33,6 +33,7 @@ Kind = Literal[
     "queue with two owners",
     "queue waits",
     "releases differ",
+    "stream stores nothing",
     "stream nearly full",
     "stream without leader",
     "replica behind",
@@ -66,6 +67,7 @@ ADVICE: dict[Kind, str] = {
     "queue with two owners": "nothing: it resolves itself within seconds; workers reject the earlier owner's batches",
     "queue waits": "add instances, or check whether the model hangs",
     "releases differ": "finish the upgrade",
+    "stream stores nothing": "make room on the volume of the NATS server, and restart it; `weir serve` restarts its own",
     "stream nearly full": "find out which requests wait, and start workers for them; a full stream rejects requests",
     "stream without leader": "check the NATS servers",
     "replica behind": "check the NATS servers; a replica that is behind, but present, catches up",
@@ -119,6 +121,9 @@ class Broker(Part):
     servers: list[Server] = Field(description="the known servers")
     durability: Literal["yes", "no", "unknown"] = Field(
         description="whether a durable request is on disk once it is acknowledged, as determined by the gateways"
+    )
+    stalled: list[str] = Field(
+        default=[], description="streams that acknowledge nothing, as gateways and `weir durable` determined"
     )
     streams: list[Stream] = Field(description="all streams, by name")
 

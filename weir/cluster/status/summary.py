@@ -113,6 +113,7 @@ def _broker(facts: ClusterFacts) -> Broker:
         cluster=str(info.get("cluster", "")),
         servers=_servers(facts),
         durability=durability,
+        stalled=sorted({stream for record in facts.replied for stream in record.stalled}),
         streams=streams,
     )
 

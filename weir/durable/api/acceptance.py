@@ -36,7 +36,7 @@ from weir.bus.streams.consumers import QueueConsumers
 from weir.bus.streams.stored_objects import remove_object
 from weir.calls.catalog import ServedModel
 from weir.calls.message_bodies import digest_of
-from weir.durable.api.errors import broker_unavailable, idempotency_key_reused, recently_deleted
+from weir.durable.api.errors import broker_unavailable, idempotency_key_reused, recently_deleted, store_stalled
 from weir.durable.api.options import AsyncRequestOptions
 from weir.durable.api.store import DurableStore
 from weir.durable.requests.queue_limits import queue_full_error
@@ -95,6 +95,8 @@ class Acceptance:
         """
         if not self._bus.is_connected:
             raise broker_unavailable()
+        if subjects.QUEUE_STREAM in self._durable.publisher.stalled:
+            raise store_stalled()
         model = served.name
         digest = digest_of(body)
         id = self._ids.of_key(model, version, asked.tenant, asked.key) if asked.key else self._ids.new()
@@ -194,7 +196,11 @@ class Acceptance:
             if not acknowledged.done():
                 acknowledged.set_result(ack)
 
-        self._durable.publisher.publish(subject, body, block, on_stored)
+        def on_stalled() -> None:
+            if not acknowledged.done():
+                acknowledged.set_exception(store_stalled())
+
+        self._durable.publisher.publish(subject, body, block, on_stored, on_stalled)
         try:
             ack = await asyncio.wait_for(acknowledged, STORE_TIMEOUT_S)
         except TimeoutError:

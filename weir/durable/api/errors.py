@@ -30,6 +30,12 @@ def broker_unavailable() -> StatusError:
     return StatusError(503, 14, "the message broker is not available", retry_after_s=1)
 
 
+def store_stalled() -> StatusError:
+    """503, UNAVAILABLE: the broker stores nothing."""
+    message = "the request could not be stored: the message broker stores nothing now, its disk may be full"
+    return StatusError(503, 14, message, retry_after_s=5)
+
+
 def idempotency_key_reused() -> StatusError:
     """422, ALREADY_EXISTS: the idempotency key belongs to another request.
 

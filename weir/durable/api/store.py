@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from weir.bus.kv.cluster_secret import ClusterSecret
 from weir.bus.kv.leases import Leases
@@ -30,6 +31,11 @@ class DurableStore:
         self.messages = bus.jetstream
         self.secret = ClusterSecret(bus, self.publisher)
         self.leases = Leases(bus, self.publisher, process_id)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the process says of the broker's storage in its presence."""
+        return {"durability": self.durability.result.word, "stalled": sorted(self.publisher.stalled)}
 
     async def start(self, background: asyncio.TaskGroup) -> None:
         """Creates the streams unless they exist, and acquires leases from now on.

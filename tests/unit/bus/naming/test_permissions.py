@@ -17,6 +17,7 @@ NO_SUBJECTS = {
     "infer_target",
     "durable_target",
     "is_durable_target",
+    "stream_of",
     "canonical",
     "durable_filters",
     "any_job_event",

@@ -17,6 +17,7 @@ NOT_SUBJECTS = {
     "infer_target",
     "durable_target",
     "is_durable_target",
+    "stream_of",
     "canonical",
     "durable_filters",
     "any_job_event",

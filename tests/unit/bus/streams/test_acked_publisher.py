@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
 
+from tests.support.servers.full_disk import FREE_BYTES, full_disk
 from weir.bus.kv.cluster_secret import SECRET_BYTES, ClusterSecret
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
@@ -70,6 +72,57 @@ async def test_messages_are_stored_after_a_lost_connection(nats: EmbeddedNats) -
         ]
         assert all([(await asyncio.wait_for(task, 10)).is_stored for task in stored])
         assert (await bus.jetstream.stream_state("LOST")).messages == 2
+
+
+async def test_a_stream_without_room_is_stalled_until_it_stores_again(tmp_path: Path) -> None:
+    server = EmbeddedNats(tmp_path)
+    server.start()
+    try:
+        async with publishing(server, "QUEUE", "event.*") as (_, publisher):
+            assert (await publisher.store("event.a", b"x")).sequence == 1
+            told: asyncio.Queue[StoreAck | None] = asyncio.Queue()
+            assert server.pid is not None
+            with full_disk(server.pid, tmp_path):
+                publisher.publish("event.a", bytes(2 * FREE_BYTES), b"", told.put_nowait, lambda: told.put_nowait(None))
+                assert await told.get() is None
+                assert publisher.stalled == {"QUEUE"}
+            assert "1.blk: file too large" in server.write_error()
+            assert server.process is not None
+            server.process.terminate()
+            server.process.wait()
+            server.start()
+            stored = await told.get()
+            assert stored is not None
+            assert stored.sequence == 2
+            assert not publisher.stalled
+            assert server.write_error() == ""
+    finally:
+        server.stop()
+
+
+async def test_a_stream_that_does_not_tell_its_state_may_be_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = EmbeddedNats(tmp_path)
+    server.start()
+    asked = asyncio.Semaphore(0)
+
+    async def stream_state(_stream: str) -> None:
+        asked.release()
+        raise TimeoutError
+
+    try:
+        async with publishing(server, "QUEUE", "event.*") as (bus, publisher):
+            monkeypatch.setattr(bus.jetstream, "stream_state", stream_state)
+            assert server.pid is not None
+            with full_disk(server.pid, tmp_path):
+                publisher.publish("event.a", bytes(2 * FREE_BYTES), b"", lambda _ack: None)
+                await asked.acquire()
+                await asked.acquire()
+                assert not publisher.stalled
+            monkeypatch.undo()
+    finally:
+        server.stop()
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"garbage", b'{"error": {}}', b'{"seq": "x"}'])

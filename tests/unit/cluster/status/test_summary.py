@@ -190,7 +190,7 @@ def test_the_broker_s_troubles() -> None:
         {**stream("LIVE"), "state": {"messages": 9, "bytes": 900}, "cluster": cluster},
         stream("QUEUE", cluster={"replicas": []}),
     ]
-    gateway = structs.replace(HEALTHY.replied[0], durability="no")
+    gateway = structs.replace(HEALTHY.replied[0], durability="no", stalled=["RESULT"])
     server = {**HEALTHY.server, "cluster": "c"}
     status = summarise(replace(HEALTHY, server=server, streams=streams, replied=[gateway, *HEALTHY.replied[1:]]))
     assert status.broker is not None
@@ -200,6 +200,7 @@ def test_the_broker_s_troubles() -> None:
         ("n3", "behind"),
     ]
     assert [(p.level, p.kind, p.about) for p in status.problems] == [
+        ("warning", "stream stores nothing", "RESULT"),
         ("warning", "stream nearly full", "LIVE"),
         ("warning", "stream without leader", "QUEUE"),
         ("warning", "replica behind", "n2"),

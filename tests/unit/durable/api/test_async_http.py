@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.clients.nats_flush import flush
 from tests.support.gateway.async_frontend import Door, document, run
+from tests.support.servers.full_disk import FREE_BYTES, full_disk
 from weir.bus.nats.connection import Message
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.bus.streams.acked_publisher import AckedPublisher
@@ -325,6 +326,31 @@ def test_without_a_broker_nothing_is_accepted_or_told(tmp_path: Path) -> None:
         assert "broker" in answer.document["error"]
 
     run(server.url, scenario)
+
+
+def test_a_broker_without_room_refuses_with_the_reason_until_it_stores_again(tmp_path: Path) -> None:
+    server = EmbeddedNats(tmp_path)
+    server.start()
+
+    async def scenario(door: Door) -> None:
+        first = await door.accepted(document(1))
+        assert server.pid is not None
+        with full_disk(server.pid, tmp_path):
+            large = document(*([1.5] * FREE_BYTES))
+            for body in (large, document(1)):  # the second one is not published
+                answer = await door.infer(body)
+                assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+                assert "the message broker stores nothing now, its disk may be full" in answer.document["error"]
+        await asyncio.to_thread(server.process.terminate)  # type: ignore[union-attr]
+        await asyncio.to_thread(server.process.wait)  # type: ignore[union-attr]
+        await asyncio.to_thread(server.start)
+        while (answer := await door.infer(document(1))).status == 503:
+            await asyncio.sleep(0.01)
+        for id in (first, answer.document["id"]):
+            assert (await door.done(id))["status"] == "succeeded"
+
+    run(server.url, scenario)
+    server.stop()
 
 
 def test_who_waits_for_a_job_is_let_go_when_the_gateway_stops(nats_url: str) -> None:

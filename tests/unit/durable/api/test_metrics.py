@@ -19,6 +19,7 @@ def page(counters: DurableCounters, durability: Any = NOT_ASKED) -> str:
         counters=counters,
         backlog=SimpleNamespace(dead_letters={"m": 2}, sizes={"QUEUE": StreamSize(0, 0, 0.0)}),
         leases=SimpleNamespace(held=["intake.m", "job.1"]),
+        publisher=SimpleNamespace(stalled=set()),
         durability=SimpleNamespace(result=durability),
     )
     return render(durable_families(durable, read_consumed(durable))).decode()

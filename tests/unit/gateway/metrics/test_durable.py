@@ -14,6 +14,7 @@ def store(ack_is_fsync: bool | None = True, **sizes: Any) -> Any:
     return SimpleNamespace(
         counters=DurableCounters(),
         backlog=SimpleNamespace(dead_letters={"m": 2}, sizes=sizes),
+        publisher=SimpleNamespace(stalled={"QUEUE", "RESULT"}),
         durability=SimpleNamespace(result=SimpleNamespace(ack_is_fsync=ack_is_fsync)),
     )
 
@@ -37,6 +38,7 @@ def test_counters_have_their_labels() -> None:
     assert found["weir_durable_malformed",] == 4
     assert found["weir_durable_dead_letters", "m"] == 2
     assert found["weir_durable_owned_models",] == 2
+    assert found["weir_durable_stalled_streams",] == 2
 
 
 def test_without_a_waiting_request_the_age_is_zero() -> None:

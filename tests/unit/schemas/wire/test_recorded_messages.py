@@ -271,6 +271,7 @@ _ADDED_TO_WORKERS = {"outdated": [], "pid_namespace": 0, "started_ticks": 0, "li
 ADDED_TO_RECORDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("worker_record", "new_worker_record"), _ADDED_TO_WORKERS),
     **{key: {"completed": []} for key in ("model_record", "empty_model_record")},
+    "role": {"stalled": []},
 }
 """Fields of records that have been added since, with their defaults: older releases ignore them."""
 
