@@ -130,6 +130,21 @@ def test_objects_that_can_not_be_named_are_the_problem_of_their_model_alone(
     assert added(served, "later") == 2
 
 
+@pytest.mark.parametrize("key", ["/x", "../x", "./config.pbtxt", "%01/x", "%01"])
+def test_an_object_that_can_not_be_named_beside_the_models_concerns_none(
+    s3: S3Server, bucket: str, served: Endpoints, start: Start, tmp_path: Path, key: str
+) -> None:
+    s3.create(bucket)
+    for name in ("0_first", "good"):
+        upload(s3, bucket, tmp_path / "local", name, 1)
+    s3.put_named(bucket, f"models/{key}")
+    worker(start, s3, f"--model-repository={s3.address(bucket, 'models')}", *POLL)
+    wait_until(lambda: served.is_ready("good") and served.is_ready("0_first"))
+    assert {row["name"] for row in index_of(served)} == {"0_first", "good"}
+    upload(s3, bucket, tmp_path / "local", "later", 2)
+    wait_until(lambda: served.is_ready("later"))
+
+
 def test_explicit_loads_download_one_model_and_poll_what_changed(
     s3: S3Server, proxy: StoreProxy, bucket: str, start: Start, served: Endpoints, tmp_path: Path
 ) -> None:

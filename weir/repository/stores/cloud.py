@@ -26,6 +26,9 @@ MAX_OBJECTS = 1_000_000
 """Objects of one repository."""
 
 _PAGE = 1_000
+_FIRST = "0"
+"""What sorts after "/", "." and control characters, and before all but a few names of models."""
+
 _CODE = re.compile(r"<Code>([A-Za-z]{1,64})</Code>")
 _QUERY = re.compile(r"\?\S*")
 _URL = re.compile(r"\b(?:GET|HEAD|PUT|POST) (https?://[^\s?]+)")
@@ -97,11 +100,29 @@ class CloudStore:
         return objects
 
     async def _models_one_by_one(self) -> Mapping[str, StoredModel]:
-        async with self._request("listed") as store:
-            listed = await store.list_with_delimiter_async(self._prefix or None)
-        names = [folder.removeprefix(self._prefix).rstrip("/") for folder in listed["common_prefixes"]]
+        try:
+            async with self._request("listed") as store:
+                listed = await store.list_with_delimiter_async(self._prefix or None)
+            names = {folder.removeprefix(self._prefix).rstrip("/") for folder in listed["common_prefixes"]}
+        except StoreError as error:
+            if not error.bad_object or any(name < _FIRST for name in self._models):
+                raise
+            names = await self._names_after_bad_ones()
         found = [await self.find(name) for name in sorted(names) if not name.startswith(".")]
         return {model.name: model for model in found if model is not None}
+
+    async def _names_after_bad_ones(self) -> set[str]:
+        """The names of models where an object beside them can't be listed, nor what is listed with it.
+
+        Most such names begin with what can't be in a path ("", ".", "..", a control character), and come before those of
+        all models: they are passed over. Raises StoreError, as before, if one comes later.
+        """
+        async with self._request("listed") as store:
+            return {
+                path.removeprefix(self._prefix).partition("/")[0]
+                async for page in store.list(self._prefix or None, offset=f"{self._prefix}{_FIRST}", chunk_size=_PAGE)
+                for path, _, _ in map(_object, page)
+            }
 
     async def find(self, name: str) -> StoredModel | None:
         """The model, from a listing of its folder; None if it has no files."""
