@@ -57,6 +57,7 @@ class Offload:
     """Runs operations in helper processes. All methods are called in one event loop; `close` ends the processes."""
 
     def __init__(self, processes: int = PROCESSES, run_limit_s: float = RUN_LIMIT_S) -> None:
+        self._processes = processes
         self._run_limit_s = run_limit_s
         self._idle: list[_Helper] = []
         self._all: set[_Helper] = set()
@@ -97,7 +98,8 @@ class Offload:
         return [helper.pid for helper in self._all]
 
     async def _run(self, operation: str, parts: Sequence[Part]) -> list[memoryview]:
-        async with self._turn(sum(map(len, parts))):
+        is_large = sum(map(len, parts)) > LARGE_BYTES
+        async with self._turn(is_large):
             filling = asyncio.get_running_loop().run_in_executor(None, _filled, parts)
             try:
                 fd = await asyncio.shield(filling)
@@ -105,7 +107,7 @@ class Offload:
                 filling.add_done_callback(_close_filled)
                 raise
             try:
-                status, answer_fd = await self._ask(operation, fd)
+                status, answer_fd = await self._ask(operation, fd, is_large)
             finally:
                 os.close(fd)
         if status == OK:
@@ -117,18 +119,18 @@ class Offload:
         raise internal("internal server error")
 
     @contextlib.asynccontextmanager
-    async def _turn(self, size_bytes: int) -> AsyncIterator[None]:
+    async def _turn(self, is_large: bool) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as turns:
-            if size_bytes > LARGE_BYTES:
+            if is_large:
                 await turns.enter_async_context(self._large_turn)
             await turns.enter_async_context(self._turns)
             yield
 
-    async def _ask(self, operation: str, fd: int) -> tuple[int, int]:
-        helper = self._taken()
+    async def _ask(self, operation: str, fd: int, is_large: bool) -> tuple[int, int]:
+        helper = self._taken(is_large)
         while not helper.send(operation, fd):  # it was killed while it had nothing to do
             self._drop(helper)
-            helper = self._taken()
+            helper = self._taken(is_large)
         try:
             async with asyncio.timeout(self._run_limit_s):
                 status, answer_fd, retires = await helper.answer()
@@ -147,8 +149,9 @@ class Offload:
             self._idle.append(helper)
         return status, answer_fd
 
-    def _taken(self) -> _Helper:
-        while self._idle:
+    def _taken(self, is_large: bool) -> _Helper:
+        # A large job would make the next small one wait for the start of a process: it starts one itself.
+        while self._idle and not (is_large and len(self._all) < self._processes):
             helper = self._idle.pop()
             if helper.is_alive:
                 return helper

@@ -151,6 +151,21 @@ async def test_the_event_loop_goes_on_and_small_jobs_pass_large_ones(offload: Of
     assert len(offload.pids) == 2
 
 
+async def test_a_large_job_leaves_the_process_that_has_started_to_small_ones(offload: Offload, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    small = [b"%b" % bytes(gate)]
+    first = bytes((await offload.run(f"{HERE}:waiting", small))[0])
+    gate.unlink()
+    large = offload.start(f"{HERE}:waiting", [bytes(gate), bytes(LARGE_BYTES + 1)])
+    while len(offload.pids) < 2:
+        await asyncio.sleep(0)
+    assert (await code_of(offload, "refused"))[0] is ErrorCode.NOT_FOUND
+    gate.touch()
+    assert bytes((await large)[0]) != first
+    assert len(offload.pids) == 2
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("value", [b'"",', b"1,", b"[1],", b"{},", b'{"a":1},'])
 def test_a_document_of_many_values_takes_long(kind: Any, value: bytes) -> None:
