@@ -26,7 +26,7 @@ from weir.bus.streams.declarations import ensure_stream
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject
 from weir.durable.api.acceptance import BROKER_ERRORS
 from weir.durable.api.callback_rules import CallbackRules, CallbackUrl
-from weir.durable.api.receivers import ReceiverName, Receivers
+from weir.durable.api.receivers import ReceiverName, Receivers, Turn
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
 
@@ -39,7 +39,9 @@ MAX_PENDING = 10_000
 """Failed posts of all processes that wait for a retry; beyond it no other responses are posted."""
 
 MAX_TRIES = 20
-"""Posts of one response before it is dropped, over about two hours. It stays in stream RESULT."""
+"""Tries to post one response before it is dropped, over about two hours. It stays in stream RESULT. One that only waits for
+other posts to its receiver, which get responses, has not been tried.
+"""
 
 POST_TIMEOUT_S = 15.0
 """Timeout of one post."""
@@ -55,6 +57,7 @@ FIRST_DELAY_S = 1.0
 """Delay before the first retry; it doubles with each one, up to ten minutes."""
 
 _MAX_DELAY_S = 600.0
+_MAX_TURN_DELAY_S = 60.0
 _PULL_S = 30.0
 _RETRY_S = 1.0
 _TEMPORARY = frozenset([408, 425, 429])
@@ -74,6 +77,7 @@ class Callbacks:
         self._is_stopping = False
         self._slots = asyncio.Semaphore(MAX_POSTS)
         self._receivers = Receivers()
+        self._waits: dict[int, int] = {}  # how often a stored response only waited, by its sequence
         self.posted = 0
         self.dropped = 0
 
@@ -120,7 +124,7 @@ class Callbacks:
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=_ACK_WAIT_S,
                 max_ack_pending=MAX_PENDING,
-                max_deliver=MAX_TRIES + 1,
+                max_deliver=-1,  # it counts responses that only wait, too
             ),
         )
 
@@ -150,16 +154,24 @@ class Callbacks:
             if message is None:
                 self._slots.release()
 
-    @contained()  # it is delivered again, MAX_TRIES times
+    @contained()  # it is delivered again
     async def _deliver(self, message: Message) -> None:
         try:
             delivery = parse_ack_subject(message.reply)
-            tries = MAX_TRIES if delivery is None else delivery.deliveries
+            sequence, tries = (0, MAX_TRIES) if delivery is None else (delivery.sequence, delivery.deliveries)
+            waits = self._waits.get(sequence, 0)
+            tries -= waits
             is_done = await self._post(message)
-            if is_done is None and tries < MAX_TRIES:
-                delay_s = min(FIRST_DELAY_S * 2 ** (tries - 1), _MAX_DELAY_S)
-                self._bus.publish(message.reply, b'-NAK {"delay": %d}' % int(delay_s * 1e9))
+            if is_done is Turn.LATER:
+                self._waits[sequence] = waits + 1
+                while len(self._waits) > MAX_PENDING:  # others have posted them
+                    del self._waits[next(iter(self._waits))]
+                self._repeat(message, min(FIRST_DELAY_S * (waits + 1), _MAX_TURN_DELAY_S))
                 return
+            if is_done is None and tries < MAX_TRIES:
+                self._repeat(message, min(FIRST_DELAY_S * 2 ** max(tries - 1, 0), _MAX_DELAY_S))
+                return
+            self._waits.pop(sequence, None)
             if is_done:
                 self.posted += 1
             else:
@@ -174,15 +186,19 @@ class Callbacks:
         finally:
             self._slots.release()
 
-    async def _post(self, message: Message) -> bool | None:
-        """Whether the receiver accepted it; None if it may accept it later."""
+    def _repeat(self, message: Message, delay_s: float) -> None:
+        self._bus.publish(message.reply, b'-NAK {"delay": %d}' % int(delay_s * 1e9))
+
+    async def _post(self, message: Message) -> bool | Turn | None:
+        """Whether the receiver accepted it; None if it may accept it later, `Turn.LATER` if it was not tried."""
         try:
             url = self._rules.check_url(callback_subjects.callback_url(message.subject))
         except (ValueError, WeirError):
             return False  # the rules have changed, or the message is not a gateway's
         receiver = ReceiverName.of(f"{url.scheme}://{url.authority}", url.path)
-        if not self._receivers.begin(receiver, time.monotonic()):
-            return None
+        turn = self._receivers.begin(receiver, time.monotonic())
+        if turn is not Turn.NOW:
+            return turn if turn is Turn.LATER else None
         has_responded = True
         try:
             headers = parse_headers(message.header_block)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import NamedTuple
 
 MAX_POSTS_TO_ONE = 8
@@ -44,6 +45,19 @@ class ReceiverName(NamedTuple):
         return cls(host, path.lstrip("/").partition("/")[0])
 
 
+class Turn(Enum):
+    """Whether a response may be posted to a receiver."""
+
+    NOW = auto()
+    """It may: `Receivers.end` follows."""
+
+    LATER = auto()
+    """The share is full of other posts, which get responses."""
+
+    CLOSED = auto()
+    """The receiver did not respond, and has a pause."""
+
+
 @dataclass(slots=True)
 class _Receiver:
     posts: int = 0
@@ -58,19 +72,20 @@ class Receivers:
         self._receivers: dict[ReceiverName, _Receiver] = {}
         self._of_host: Counter[str] = Counter()
 
-    def begin(self, name: ReceiverName, now_s: float) -> bool:
-        """Counts a post to a receiver until `end`. Returns False, and counts nothing, if it must be tried again later."""
+    def begin(self, name: ReceiverName, now_s: float) -> Turn:
+        """Counts a post to a receiver until `end`, if it may be made now."""
         receiver = self._receivers.get(name) or _Receiver()
         if receiver.failures >= FAILURES:
-            may_begin = receiver.posts == 0 and now_s >= receiver.closed_until_s
-        else:
-            may_begin = receiver.posts < MAX_POSTS_TO_ONE
-        if not may_begin or self._of_host[name.host] >= MAX_POSTS_TO_HOST:
-            return False
+            if receiver.posts or now_s < receiver.closed_until_s:
+                return Turn.CLOSED
+        elif receiver.posts >= MAX_POSTS_TO_ONE:
+            return Turn.LATER
+        if self._of_host[name.host] >= MAX_POSTS_TO_HOST:
+            return Turn.LATER
         receiver.posts += 1
         self._of_host[name.host] += 1
         self._receivers[name] = receiver
-        return True
+        return Turn.NOW
 
     def end(self, name: ReceiverName, has_responded: bool, now_s: float) -> None:
         """A post has ended; `has_responded` if a response came, whatever its status."""

@@ -9,7 +9,7 @@ import pytest
 from tests.support.clients.nats_flush import flush
 from tests.support.gateway.async_frontend import Door, document, run
 from weir.bus.naming import durable_subjects as subjects
-from weir.durable.api import callbacks
+from weir.durable.api import callbacks, receivers
 
 
 class Receiver:
@@ -115,6 +115,33 @@ def test_large_answers_are_posted_whole(nats_url: str) -> None:
         assert body == (await door.ask("GET", f"/v2/jobs/{id}/result")).body
 
     posted(nats_url, receiver, scenario)
+
+
+def test_what_only_waits_for_other_posts_to_its_receiver_has_not_been_tried(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receivers, "MAX_POSTS_TO_ONE", 1)
+    monkeypatch.setattr(callbacks, "MAX_TRIES", 2)
+    monkeypatch.setattr(callbacks, "FIRST_DELAY_S", 0.01)
+    slow, go_on = free_receiver(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await go_on.wait()
+        writer.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        writer.close()
+
+    async def within(door: Door) -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", slow.port):
+            for _ in range(2):
+                await door.accepted(document(1), Weir_Callback_Url=f"http://127.0.0.1:{slow.port}/hooks/a")
+            while max(door.callbacks._waits.values(), default=0) < 4:
+                await asyncio.sleep(0.01)
+            go_on.set()
+            await nothing_left(door)
+            assert (door.callbacks.posted, door.callbacks.dropped) == (2, 0)
+
+    run(nats_url, within, callback_allow=(f"http://127.0.0.1:{slow.port}/hooks/",))
 
 
 def test_a_receiver_that_hangs_leaves_places_for_others(nats_url: str) -> None:
