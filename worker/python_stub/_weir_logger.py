@@ -8,6 +8,19 @@ import sys
 import threading
 import traceback
 from datetime import UTC, datetime
+from enum import Enum
+
+
+class LogLevel(Enum):
+    """The level of a message. Numbers do not stand for levels, though `int` gives the number of one, as in Triton."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+    VERBOSE = 3
+
+    def __int__(self) -> int:
+        return self.value
 
 
 class Logger:
@@ -16,10 +29,8 @@ class Logger:
     Used as a class, never instantiated.
     """
 
-    INFO = 0
-    WARNING = 1
-    ERROR = 2
-    VERBOSE = 3
+    LogLevel = LogLevel
+    INFO, WARNING, ERROR, VERBOSE = LogLevel
 
     _shown = frozenset({INFO, WARNING, ERROR})
     _format = "default"
@@ -42,7 +53,7 @@ class Logger:
             cls._file = log_file
 
     @classmethod
-    def log(cls, message: str, level: int = INFO) -> None:
+    def log(cls, message: str, level: LogLevel = LogLevel.INFO) -> None:
         """Logs `message` at one of this class's levels."""
         cls._write(message, level)
 
@@ -67,8 +78,8 @@ class Logger:
         cls._write(message, cls.VERBOSE)
 
     @classmethod
-    def _write(cls, message: str, level: int) -> None:
-        if not isinstance(message, str) or level not in (cls.INFO, cls.WARNING, cls.ERROR, cls.VERBOSE):
+    def _write(cls, message: str, level: LogLevel) -> None:
+        if not isinstance(message, str) or not isinstance(level, LogLevel):
             raise TypeError(
                 "log(): incompatible function arguments. The following argument types are supported:\n"
                 "    1. (message: str, level: LogLevel = <LogLevel.INFO: 0>) -> None\n\n"
@@ -91,7 +102,7 @@ class Logger:
             os.write(cls._fd, line.encode(errors="backslashreplace") + b"\n")
 
     @classmethod
-    def _line(cls, message: str, level: int, where: str, trace: str = "") -> str:
+    def _line(cls, message: str, level: LogLevel, where: str, trace: str = "") -> str:
         now = datetime.now(UTC)
         if cls._format == "json":
             name = {cls.WARNING: "warning", cls.ERROR: "error", cls.VERBOSE: "debug"}.get(level, "info")

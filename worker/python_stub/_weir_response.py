@@ -27,13 +27,13 @@ class InferenceResponse:
 
     def __init__(
         self,
-        output_tensors: Sequence[Tensor] | None = None,
+        output_tensors: Sequence[Tensor] = (),
         error: TritonError | None = None,
         parameters: Parameters | None = None,
     ) -> None:
         if not (
-            isinstance(output_tensors, (list, type(None), Sequence))
-            and all([isinstance(tensor, (Tensor, type(None))) for tensor in output_tensors or ()])  # noqa: C419 - faster
+            isinstance(output_tensors, (list, Sequence))
+            and all([isinstance(tensor, (Tensor, type(None))) for tensor in output_tensors])  # noqa: C419 - faster
             and (error is None or isinstance(error, TritonError))
         ):
             raise TypeError(
@@ -41,7 +41,7 @@ class InferenceResponse:
                 "    1. InferenceResponse(output_tensors: List[Tensor] = [], error: TritonError = None, "
                 f"parameters: object = None)\n\nInvoked with: {output_tensors!r}, {error!r}"
             )
-        outputs = [] if output_tensors is None else list(output_tensors)
+        outputs = list(output_tensors)
         if None in outputs:
             raise TritonModelException("Output tensor for inference response should not be empty.")
         if parameters is not None:

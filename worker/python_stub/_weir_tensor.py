@@ -184,14 +184,14 @@ class Tensor:
     tensors are object arrays of `bytes`. Numpy has no BF16: `to_dlpack` and `from_dlpack` exchange such tensors with
     frameworks that have it.
 
-    Raises TritonModelException for an empty name or a type that Triton does not have, TypeError for a value that is not
-    an array.
+    Raises TritonModelException for an empty name or a type that Triton does not have, TypeError for a name that is no
+    text and for a value that is not an array.
     """
 
     __slots__ = ("_array", "_content", "_datatype", "_name", "_shape")
 
     def __init__(self, name: str, array: np.ndarray) -> None:
-        if not isinstance(array, np.ndarray):
+        if not isinstance(name, str) or not isinstance(array, np.ndarray):
             raise TypeError(
                 "__init__(): incompatible constructor arguments. The following argument types are supported:\n"
                 f"    1. Tensor(arg0: str, arg1: numpy.ndarray)\n\nInvoked with: {name!r}, {array!r}"
@@ -204,7 +204,7 @@ class Tensor:
         self._set(name, datatype, array)
 
     def _set(self, name: str, datatype: str, array: np.ndarray) -> None:
-        if not isinstance(name, str) or not name:
+        if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
         self._name = name
         self._datatype = datatype

@@ -76,6 +76,11 @@ class TestTensor:
         with pytest.raises(TypeError, match="incompatible constructor arguments"):
             pb_utils.Tensor("A", [1, 2])
 
+    @pytest.mark.parametrize("name", [None, 1])
+    def test_rejects_names_that_are_no_text(self, name) -> None:
+        with pytest.raises(TypeError, match="incompatible constructor arguments"):
+            pb_utils.Tensor(name, np.zeros(1))
+
     def test_rejects_an_empty_name(self) -> None:
         with pytest.raises(pb_utils.TritonModelException, match=r"^Tensor name cannot be an empty string\.$"):
             pb_utils.Tensor("", np.zeros(1))
@@ -221,6 +226,8 @@ class TestMessages:
             pb_utils.InferenceRequest(parameters={"a": 1.5})
         with pytest.raises(TypeError, match="incompatible constructor arguments"):
             pb_utils.InferenceResponse([np.zeros(1)])
+        with pytest.raises(TypeError, match="incompatible constructor arguments"):
+            pb_utils.InferenceResponse(output_tensors=None)
         with pytest.raises(pb_utils.TritonModelException, match="should not be empty"):
             pb_utils.InferenceResponse([None])
         with pytest.raises(TypeError, match="incompatible constructor arguments"):
@@ -409,6 +416,16 @@ class TestLogger:
         assert "test_triton_python_backend_utils.py:" in warning
         assert warning.endswith(r'] "two\nlines \"quoted\""')
         assert error.startswith("E")
+
+    @pytest.mark.parametrize("level", [0, 1, 9, None, "INFO"])
+    def test_rejects_levels_that_are_none(self, level) -> None:
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            pb_utils.Logger.log("a message", level)
+
+    def test_levels_have_the_names_and_numbers_of_triton(self) -> None:
+        levels = [(level.name, int(level)) for level in pb_utils.Logger.LogLevel]
+        assert levels == [("INFO", 0), ("WARNING", 1), ("ERROR", 2), ("VERBOSE", 3)]
+        assert [getattr(pb_utils.Logger, name) for name, _ in levels] == list(pb_utils.Logger.LogLevel)
 
     def test_verbose_messages_only_if_enabled(self, capsys, monkeypatch) -> None:
         pb_utils.Logger.log_verbose("quiet")
