@@ -192,7 +192,7 @@ weir.worker.execution.batch_execution:MAX_STUCK_S | wait of a microbatch behind 
 weir.worker.execution.batch_execution:MAX_RESCHEDULED | rescheduled requests of an instance whose responses are numbered on | the stream of the oldest ends with an error
 weir.worker.execution.statistics:MAX_RESPONSE_INDEXES | responses of a request with their own counters | counted with the last
 weir.worker.backends.python.calls:MAX_UNSENT_BYTES | responses for a Python model that its process has not read | the call ends with an error
-weir.worker.python_stub._weir_calls:MAX_UNREAD_BYTES | responses of one call that a Python model has not read | the call ends with an error
+weir.worker.python_stub._weir_calls:MAX_UNREAD_BYTES | several responses of one call that a Python model has not read | the call ends with an error
 weir.worker.python_stub._weir_calls:MAX_KEPT_BYTES | responses kept for a second iteration | no second iteration
 weir.worker.python_stub._weir_calls:MAX_FILES_BYTES | files of a Python model's load_model | it raises
 weir.worker.execution.response_writer:MAX_INLINE_RESPONSE_BYTES | outputs of one response inside a message | 503

@@ -24,6 +24,7 @@ from weir.scheduler.batching.retry import RetryPolicy, UnservedTimeout
 from weir.scheduler.batching.run_time import RunTimeEstimate
 from weir.scheduler.placement.instances import Instance, Placement
 from weir.schemas.core.errors import QUEUE_FULL, Reason, WeirError, internal, overloaded, unavailable
+from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import SEQUENCE_START
 from weir.schemas.wire.messages import BatchOutcome
 
@@ -383,8 +384,12 @@ class VersionScheduler(VersionState):
         return self._repeat(back, was_begun=False)
 
     def _end_streams(self, requests: list[QueuedRequest]) -> Ended:
-        cancelled = self._cancelled(requests)
-        return cancelled, [Failure(request, unavailable(LOST_STREAM)) for request in requests if not request.cancelled]
+        self._cancelled(requests)
+        # Cancelled ones get an error too: a caller may still listen to how its stream ends.
+        return (), [
+            Failure(request, cancelled_error() if request.cancelled else unavailable(LOST_STREAM))
+            for request in requests
+        ]
 
     def _repeat(self, requests: list[QueuedRequest], was_begun: bool = True) -> Ended:
         uncertain: list[QueuedRequest] = []

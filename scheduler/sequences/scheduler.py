@@ -36,6 +36,7 @@ from weir.scheduler.sequences.sequence import CorrelationId, SlottedInstance, St
 from weir.scheduler.sequences.table import MAX_LOST, SequenceTable
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
+from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from weir.schemas.wire.messages import NO_REPLY, BatchOutcome
 from weir.schemas.wire.observation import BatchReason
@@ -481,12 +482,12 @@ class SequenceScheduler(VersionState):
         for sequence in sequences:
             over += sequence.queue
             sequence.queue.clear()
-        failures = [Failure(request, self._loss(request)) for request in over if not request.cancelled]
-        cancelled = [request for request in over if request.cancelled]
-        self.failures["CANCELED"] += len(cancelled)
-        return cancelled, failures
+        self.failures["CANCELED"] += sum(request.cancelled for request in over)
+        return (), [Failure(request, self._loss(request)) for request in over]
 
     def _loss(self, request: QueuedRequest) -> WeirError:
+        if request.cancelled:
+            return cancelled_error()  # a caller may still listen to how its stream of responses ends
         if self._retry.is_exhausted(request):
             return internal(TOO_MANY_LOSSES.format(request.attempts), Reason.KILLED_WORKERS)
         return state_lost(request, self._model)

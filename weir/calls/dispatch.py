@@ -54,7 +54,7 @@ from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
 from weir.runtime.ticks import next_tick
 from weir.schemas.core.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
-from weir.schemas.core.request_limits import is_cancelled_error
+from weir.schemas.core.request_limits import cancelled_error, is_cancelled_error
 from weir.schemas.core.requests import InferRequest, InferResponse, Lane
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
@@ -509,6 +509,19 @@ class RequestDispatcher:
         if pending.trace is not None and (was_pending or was_ordered):
             self.tracing.cancel(pending.trace, pending.key)
             pending.trace = None
+
+    def cancel_and_listen(self, pending: PendingRequest) -> None:
+        """Cancels a request whose caller wants to know how it ends; `on_response` is called up to the last response.
+
+        A stream of responses that has begun goes on until its model ends it, which sees that it is cancelled. Any other
+        request ends with CANCELLED at once: nothing that its model still does could be told from that.
+        """
+        if self._in_flight.find(pending.key) is not pending:
+            return  # its last response is here, and may wait for those of earlier requests
+        if pending.sequence is None:
+            self._end(pending, cancelled_error(), is_running=True)
+        else:
+            self._withdraw(pending)
 
     def _remove(self, pending: PendingRequest) -> bool:
         """Ends a request without a response; False when it had its last response before."""

@@ -137,6 +137,10 @@ class InferenceClient:
         """Cancels a request: `on_response` is not called any more, and the references in late responses are released."""
         self._dispatcher.cancel(pending)
 
+    def cancel_and_listen(self, pending: PendingRequest) -> None:
+        """Cancels a request whose caller wants to know how it ends: `on_response` is called as if it went on."""
+        self._dispatcher.cancel_and_listen(pending)
+
     def release(self, ref: PayloadRef) -> None:
         """Releases an output to the worker in whose memory it lies."""
         self._dispatcher.release(ref)

@@ -84,7 +84,12 @@ class Calls:
     def cancel(self, number: int) -> None:
         """Cancels the call: its responses are dropped, and the model need not run it any more."""
         if self._on_response.pop(number, None) is not None and not self._is_lost:
-            self._send(Kind.CANCEL_CALL, number)
+            self._send(Kind.CANCEL_CALL, number, False)
+
+    def cancel_and_listen(self, number: int) -> None:
+        """Cancels the call, whose responses still arrive up to the final one. Does nothing once that has arrived."""
+        if number in self._on_response and not self._is_lost:
+            self._send(Kind.CANCEL_CALL, number, True)
 
     def ignore(self, number: int) -> None:
         """Drops the responses of the call, which continues."""

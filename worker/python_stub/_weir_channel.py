@@ -68,7 +68,7 @@ class Kind(IntEnum):
     CALL = 30
     """number of the call, whether it may have several responses, the request. Responses are CALL_RESPONSE messages."""
     CANCEL_CALL = 31
-    """number of the call, which is cancelled. No reply."""
+    """number of the call, whether its further responses are still wanted. No reply."""
     RELEASE = 32
     """tensors of responses that were read, each (segment, slot, generation). No reply."""
     LOAD = 33

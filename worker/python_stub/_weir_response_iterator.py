@@ -16,8 +16,8 @@ class ResponseIterator:
     """Iterates over responses as they arrive, with `for` and with `async for`, in any thread.
 
     The last one may have no outputs. Once all have been read, a new iteration starts with the first again, unless they
-    were too large to be kept. The request continues when nothing reads the responses, also when the iterator is deleted;
-    `cancel` ends it.
+    were too large to be kept. The request continues when nothing reads the responses, also when the iterator is deleted,
+    unless `cancel` was called.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class ResponseIterator:
             try:
                 await woken
             except BaseException:
-                self.cancel()
+                self._abandon()
                 raise
         return self
 
@@ -102,7 +102,16 @@ class ResponseIterator:
         return woken
 
     def cancel(self) -> None:
-        """Cancels the request; the iteration ends after the responses that have arrived."""
+        """Cancels the request; does nothing once its final response has arrived.
+
+        The iteration goes on to the end that the called model makes: its `is_cancelled()` is true from now on, and a model
+        that looks at it ends with an error of code CANCELLED. A request that has no response yet ends so at once.
+        """
+        if self._number is not None:
+            current_calls().cancel_and_listen(self._number)
+
+    def _abandon(self) -> None:
+        """Cancels the request, whose responses nothing will read."""
         if self._number is not None:
             current_calls().cancel(self._number)
         with self._changed:
@@ -135,7 +144,8 @@ class ResponseIterator:
             if self._is_complete:
                 return
             self._unread_bytes += response.size_bytes()
-            is_flooded = self._unread_bytes > MAX_UNREAD_BYTES
+            # A response alone may be larger: it is here already, and reading faster would not have helped.
+            is_flooded = bool(self._unread) and self._unread_bytes > MAX_UNREAD_BYTES
             if is_flooded:
                 text = "the responses came faster than they were read, and the request was cancelled"
                 response = InferenceResponse(error=TritonError(text, TritonError.UNAVAILABLE))

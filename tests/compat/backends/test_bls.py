@@ -18,6 +18,7 @@ from tests.support.clients.stock import http_inputs
 from tests.support.models.calling import MODELS, run, write_models
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
+from weir.schemas.core.errors import ErrorCode
 
 DOUBLES = """
 import triton_python_backend_utils as pb_utils
@@ -267,17 +268,40 @@ class TestDecoupled:
         """
         assert run(server, script) == list(range(1, 11))
 
-    def test_cancel(self, server: Server) -> None:
+    @pytest.mark.parametrize("more", [0, 3], ids=["a model that stops", "a model that goes on"])
+    def test_cancel(self, server: Server, more: int) -> None:
+        """The stream goes on to the end that its model makes, which sees that it is cancelled."""
+        script = f"""
+            responses = asks("until_cancelled", MORE=np.int32([{more}])).exec(decoupled=True)
+            numbers, code = [], None
+            for response in responses:
+                if response.has_error():
+                    code = response.error().code()
+                    break
+                numbers += told(response).get("OUT", [])
+                if len(numbers) == 5: responses.cancel()
+            responses.cancel()
+            return numbers == list(range(len(numbers))), len(numbers) >= 5 + {more}, code
+        """
+        assert run(server, script) == (True, True, ErrorCode.CANCELLED.number if more == 0 else None)
+
+    def test_cancel_before_the_first_response(self, server: Server) -> None:
+        script = """
+            slow = np.array(["await asyncio.sleep(0.2)"], np.object_)
+            responses = asks("script", SCRIPT=slow).exec(decoupled=True)
+            responses.cancel()
+            return [response.error().code() for response in responses]
+        """
+        assert run(server, script) == [ErrorCode.CANCELLED.number]
+
+    def test_a_dropped_iterator(self, server: Server) -> None:
         script = f"""
             {REPEATS}
-            responses = repeats(100, 5).exec(decoupled=True)
-            next(responses)
-            responses.cancel()
             dropped = repeats(3).exec(decoupled=True)
             del dropped
-            return len(list(responses)) < 99
+            return len(list(repeats(3).exec(decoupled=True)))
         """
-        assert run(server, script) is True
+        assert run(server, script) == 4
 
     def test_a_cancelled_await_gives_up(self, server: Server) -> None:
         script = """

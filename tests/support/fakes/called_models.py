@@ -33,6 +33,8 @@ class ModelCall:
 class CalledModels:
     """The models that processes call through `calls`. `react` is called with each call in the event loop.
 
+    `react_to_cancel` is called with each call that is cancelled and listened to on (`cancelled_heard`).
+
     Model `decoupled` is decoupled, `nope` is unknown. Loads and unloads are recorded in `operations`; those of `nope` fail.
     """
 
@@ -43,9 +45,11 @@ class CalledModels:
         self.is_open = False
         self.received: list[ModelCall] = []
         self.cancelled: list[ModelCall] = []
+        self.cancelled_heard: list[ModelCall] = []
         self.released: list[PayloadRef] = []
         self.operations: list[tuple[Any, ...]] = []
         self.react: Callable[[ModelCall], None] = lambda call: None
+        self.react_to_cancel: Callable[[ModelCall], None] = lambda call: None
         self.catalog = SimpleNamespace(resolve=self._resolve)
         self.readiness = SimpleNamespace(is_ready=self._is_ready)
         self.calls = self.run(self._made())
@@ -75,6 +79,10 @@ class CalledModels:
 
     def cancel(self, call: ModelCall) -> None:
         self.cancelled.append(call)
+
+    def cancel_and_listen(self, call: ModelCall) -> None:
+        self.cancelled_heard.append(call)
+        self.react_to_cancel(call)
 
     def release(self, ref: PayloadRef) -> None:
         self.released.append(ref)

@@ -13,7 +13,7 @@ from tests.support.clients.stock import http_inputs
 from tests.support.models.zoo import write_python_model
 from tests.support.servers.weir_server import Server
 
-MODELS = ("script", "same", "relay", "repeat", "sum")
+MODELS = ("script", "same", "relay", "repeat", "until_cancelled", "sum")
 OPTIONAL = """
 input [{ name: "IN" data_type: TYPE_FP32 dims: [-1] optional: true },
        { name: "WORDS" data_type: TYPE_STRING dims: [-1] optional: true }]
@@ -30,6 +30,7 @@ sequence_batching { max_sequence_idle_microseconds: 60000000 control_input [
 
 def write_models(root: Path) -> None:
     """`spare` is there to be loaded."""
+    decoupled = "model_transaction_policy { decoupled: true }"
     two = "instance_group [{ count: 2 kind: KIND_CPU }]"
     write_python_model(root, "script", "scripted", {"SCRIPT": ("BYTES", [1])}, {"TOLD": ("BYTES", [1])}, 0, two)
     write_python_model(root, "same", "identity", {}, {}, 0, OPTIONAL)
@@ -42,7 +43,10 @@ def write_models(root: Path) -> None:
         {"IN": ("INT32", [-1]), "DELAY": ("UINT32", [-1]), "WAIT": ("UINT32", [1])},
         {"OUT": ("INT32", [1]), "IDX": ("UINT32", [1])},
         0,
-        "model_transaction_policy { decoupled: true }",
+        decoupled,
+    )
+    write_python_model(
+        root, "until_cancelled", "until_cancelled", {"MORE": ("INT32", [1])}, {"OUT": ("INT32", [1])}, 0, decoupled
     )
     write_python_model(
         root,

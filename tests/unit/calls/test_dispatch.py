@@ -217,6 +217,42 @@ async def test_a_lost_stream_of_responses_is_cancelled_in_its_queue(bench: Bench
     assert bench.told == [(name, what) for name in names for what in (b"y", "error")]
 
 
+async def test_a_stream_that_is_cancelled_and_listened_to_goes_on_to_its_end(bench: Bench) -> None:
+    pending = bench.submit("1", "plain")
+    await asyncio.sleep(0)
+    deliver(bench, response(pending.key, False, ("r", 0)))
+    bench.inference.cancel_and_listen(pending)
+    await asyncio.sleep(0)
+    assert bench.cancels == 1
+    deliver(bench, response(pending.key, False, ("r", 1)), response(pending.key, True, ("r", 2)))
+    assert bench.told == [("1", b"y")] * 3
+    bench.inference.cancel_and_listen(pending)
+    await asyncio.sleep(0)
+    assert (bench.cancels, bench.inference.in_flight) == (1, 0)
+
+
+async def test_a_request_without_responses_that_is_cancelled_and_listened_to_ends_at_once(bench: Bench) -> None:
+    heard: list[Any] = []
+    request = InferRequest("plain", inputs=[Tensor("IN", "UINT8", [1], b"x")])
+    pending = bench.inference.submit(request, lambda *response: heard.append(response))
+    await asyncio.sleep(0)
+    bench.inference.cancel_and_listen(pending)
+    await asyncio.sleep(0)
+    deliver(bench, response(pending.key))
+    ((error, is_final),) = heard
+    assert (error.code, is_final, bench.cancels, bench.inference.in_flight) == (ErrorCode.CANCELLED, True, 1, 0)
+
+
+async def test_what_waits_for_earlier_responses_is_not_ended_by_a_late_cancellation(bench: Bench) -> None:
+    first, second = bench.submit("1"), bench.submit("2")
+    await asyncio.sleep(0)
+    deliver(bench, response(second.key))
+    bench.inference.cancel_and_listen(second)
+    deliver(bench, response(first.key))
+    await asyncio.sleep(0)
+    assert (bench.told, bench.cancels) == ([("1", b"y"), ("2", b"y")], 0)
+
+
 class Fetcher:
     """Fetches nothing until it is told to; `fails` makes each fetch raise."""
 

@@ -117,7 +117,7 @@ class ProcessConnection(asyncio.Protocol):
         self._handlers: dict[int | None, Callable[..., None]] = {
             Kind.CALL: self._call,
             Kind.RELEASE: self._release_outputs,
-            Kind.CANCEL_CALL: self._cancel,
+            Kind.CANCEL_CALL: self._cancel_call,
             Kind.LOAD: self._load,
             Kind.UNLOAD: self._unload,
             Kind.IS_MODEL_READY: self._check_readiness,
@@ -275,6 +275,13 @@ class ProcessConnection(asyncio.Protocol):
     @contained()
     def _release(self, ref: PayloadRef) -> None:
         self._client.release(ref)
+
+    @contained()
+    def _cancel_call(self, number: int, is_listening: bool) -> None:
+        if not is_listening:
+            self._cancel(number)
+        elif (pending := self._pending.get(number)) is not None:
+            self._client.cancel_and_listen(pending)
 
     @contained()
     def _cancel(self, number: int) -> None:

@@ -186,8 +186,9 @@ def test_a_lost_decoupled_batch_is_not_repeated():
     version.complete(1, released.id, RELEASED, 1)
     staged.requests[0].cancelled = True
     answered, failures = version.worker_lost(2, "a")
-    assert keys(answered) == [5]
-    assert [failure.request.key for failure in failures] == [1, 2, 3, 4, 6, 7, 8]
+    assert keys(answered) == []
+    assert [failure.request.key for failure in failures] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert failures.pop(4).error.code is ErrorCode.CANCELLED
     assert {(f.error.code, f.error.message) for f in failures} == {(ErrorCode.UNAVAILABLE, LOST_STREAM)}
     assert version.failures == {"REJECTED": 0, "CANCELED": 1}
     version.set_instances("b", 1)

@@ -26,8 +26,10 @@ class RecordedCalls:
 
     def __init__(self) -> None:
         self.cancelled: list[int] = []
+        self.cancelled_heard: list[int] = []
         self.ignored: list[int] = []
         self.cancel = self.cancelled.append
+        self.cancel_and_listen = self.cancelled_heard.append
         self.ignore = self.ignored.append
 
 
@@ -83,13 +85,26 @@ async def test_a_coroutine_that_is_cancelled_loses_nothing(calls: RecordedCalls)
     assert len([one async for one in responses]) == 1
 
 
-def test_cancelling(calls: RecordedCalls) -> None:
+def test_a_cancelled_stream_is_read_to_the_end_that_its_model_makes(calls: RecordedCalls) -> None:
     responses, receive = started()
     receive(response(), False)
     responses.cancel()
+    receive(response(), False)
+    receive(pb_utils.InferenceResponse(error=pb_utils.TritonError("stopped", pb_utils.TritonError.CANCELLED)), True)
+    assert [one.has_error() for one in responses] == [False, False, True]
+    assert (calls.cancelled_heard, calls.cancelled) == ([7], [])
+
+
+async def test_a_cancelled_wait_for_the_first_response_drops_the_stream(calls: RecordedCalls) -> None:
+    responses, receive = started()
+    waiting = asyncio.create_task(responses.first_response())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
     receive(response(), True)
-    assert len(list(responses)) == 1
-    assert calls.cancelled == [7]
+    assert list(responses) == []
+    assert (calls.cancelled_heard, calls.cancelled) == ([], [7])
 
 
 def test_an_iterator_that_is_dropped_cancels_nothing(calls: RecordedCalls) -> None:
@@ -109,6 +124,19 @@ def test_a_call_with_too_many_unread_responses_is_cancelled(
     read = list(responses)
     assert [one.has_error() for one in read] == [False, False, False, True]
     assert read[-1].error().code() == pb_utils.TritonError.UNAVAILABLE
+    assert calls.cancelled == [7]
+
+
+def test_one_response_may_be_larger_than_what_may_lie_unread(
+    calls: RecordedCalls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNREAD_BYTES", 1000)
+    responses, receive = started()
+    receive(response(5000), False)
+    assert [tensor.shape() for tensor in next(responses).output_tensors()] == [[5000]]
+    receive(response(5000), False)
+    receive(response(1), False)
+    assert [one.has_error() for one in responses] == [False, True]
     assert calls.cancelled == [7]
 
 

@@ -216,17 +216,27 @@ class TestResponses:
             wait_until(lambda: called.cancelled == called.received != [])
 
     def test_a_stream_that_is_cancelled(self, models: Models, called: CalledModels) -> None:
+        """Its responses arrive up to the last one, whatever the called model makes of it."""
         called.react = lambda call: call.on_response(outputs(), False)
+
+        def react_to_cancel(call: ModelCall) -> None:
+            call.on_response(outputs(), False)
+            call.on_response(WeirError(ErrorCode.CANCELLED, "stopped"), True)
+
+        called.react_to_cancel = react_to_cancel
         source = asking("""
             responses = asks("decoupled").exec(decoupled=True)
             next(responses)
             responses.cancel()
-            return [text(len(list(responses)))]
+            codes = [one.error().code() if one.has_error() else None for one in responses]
+            responses.cancel()
+            return [text(codes == [None, pb_utils.TritonError.CANCELLED])]
         """)
         with models.running(source, calls=called.calls) as process:
-            texts(process)
-            wait_until(lambda: called.cancelled == called.received)
-            assert not called.calls.has_open_calls("m_0_0")
+            assert texts(process) == ["True"]
+            assert called.cancelled_heard == called.received
+            assert not called.cancelled
+            wait_until(lambda: not called.calls.has_open_calls("m_0_0"))
 
     def test_a_deleted_iterator_does_not_cancel_its_stream(self, models: Models, called: CalledModels) -> None:
         held: list[ModelCall] = []
