@@ -42,22 +42,28 @@ class FamilyCollector(Collector):
 
 
 def _add_histogram(metric: Metric, samples: Iterable[Sample]) -> None:
-    """Adds the samples of a histogram: in OpenMetrics the buckets of each series come before its count and sum."""
+    """Adds the samples of a histogram: in OpenMetrics the buckets of each series come before its count and sum.
+
+    A series with a bound below zero has neither there: its sum might fall, and there is no count without a sum.
+    """
     totals: list[Sample] = []
+    is_negative = False
     for sample in samples:
         if sample.suffix != "_bucket":
             totals.append(sample)
             continue
         bound = sample.labels["le"]
+        is_negative = is_negative or bound.startswith("-")
         metric.add_sample(
             f"{metric.name}_bucket",
             {**sample.labels, "le": bound if bound == "+Inf" else repr(float(bound))},
             sample.value,
         )
         if bound == "+Inf":
-            for labels, value, suffix in totals:
+            for labels, value, suffix in () if is_negative else totals:
                 metric.add_sample(metric.name + suffix, dict(labels), value)
             totals.clear()
+            is_negative = False
 
 
 def negotiate(accept: str) -> tuple[Renderer, str]:

@@ -19,6 +19,9 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 CountAndNs = Annotated[list[Count], Meta(min_length=2, max_length=2)]
 """How often, and how long in all."""
 
+MAX_BUCKETS = 256
+"""Bounds of one histogram, those included that a model's configuration gives."""
+
 MAX_BINS = 4096
 Bin = Annotated[int, Meta(ge=-1, le=MAX_BINS)]
 Name = Annotated[str, Meta(min_length=1, max_length=1024)]
@@ -35,10 +38,13 @@ class Counters(msgspec.Struct, kw_only=True):
 
 
 class HistogramCounters(Counters, kw_only=True):
-    """Observations by bucket: `counts` has one more than there are `bounds` (upper, inclusive, ascending)."""
+    """Observations by bucket: `counts` has one more than there are `bounds` (upper, inclusive, ascending).
 
-    bounds: Annotated[list[Reading], Meta(max_length=256)] = []
-    counts: Annotated[list[Count], Meta(max_length=257)] = msgspec.field(default_factory=lambda: [0])
+    Models may configure bounds below zero, and infinite ones.
+    """
+
+    bounds: Annotated[list[float], Meta(max_length=MAX_BUCKETS)] = []
+    counts: Annotated[list[Count], Meta(max_length=MAX_BUCKETS + 1)] = msgspec.field(default_factory=lambda: [0])
     sum: Reading = 0.0
 
     def __post_init__(self) -> None:

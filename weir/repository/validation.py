@@ -8,7 +8,7 @@ the rules of the schedulers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
+from math import isnan, prod
 
 from weir.repository.completion import check_platform
 from weir.repository.paths import check_relative
@@ -22,6 +22,7 @@ from weir.repository.scheduler_rules import (
 from weir.schemas.config.model_config import BatchInput, BatchOutput, ModelConfig, ModelInput, ModelOutput
 from weir.schemas.config.parameters import ParameterError, check_partitions, needs_of, queue_bounds_problem
 from weir.schemas.config.traffic import rule_of
+from weir.schemas.wire.statistics import MAX_BUCKETS
 
 _FOR_TENSORRT = {
     "is_shape_tensor": "shape tensors are only supported for TensorRT platform",
@@ -250,6 +251,11 @@ def _check_metrics(config: ModelConfig) -> None:
         if not control.histogram_options.buckets:
             raise ConfigProblem(
                 f"{path}.histogram_options.buckets", "histogram options must specify non-empty 'buckets'"
+            )
+        if len(control.histogram_options.buckets) > MAX_BUCKETS or any(map(isnan, control.histogram_options.buckets)):
+            raise ConfigProblem(
+                f"{path}.histogram_options.buckets",
+                f"histogram options must specify at most {MAX_BUCKETS} 'buckets', each of them a number",
             )
 
 

@@ -346,6 +346,8 @@ class _OpenRequest:
             row = pack_error(self._entry.key, error, is_final, timestamps, self._run)
         else:
             row = pack_response(self._entry.key, outputs, parameters, is_final, timestamps, self._run)
+        if self._responses == 0:
+            self._count_first_response()
         self._responses += 1
         self._respond(row, is_final)
 
@@ -388,6 +390,13 @@ class _OpenRequest:
     @property
     def _run(self) -> ResponseRun | None:
         return (self._batch.run, self._responses) if self._batch.run else None
+
+    @contained()
+    def _count_first_response(self) -> None:
+        latencies = self._instance.statistics.latencies
+        if latencies is not None:
+            queued_ns = self._entry.queued_us * 1000
+            latencies.observe_first_responses([queued_ns + time.monotonic_ns() - self._start_ns])
 
     @contained()
     def _record_success(self) -> None:

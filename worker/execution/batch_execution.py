@@ -381,6 +381,8 @@ class BatchExecution(Execution):
             phases = self._phases_ns(now_ns)
             staged_ns = self.start_ns - self._batch.received_ns
             statistics.record_requests(1, self._rows[position], queue_ns, phases, staged_ns)
+            if statistics.latencies is not None:
+                statistics.latencies.observe([queue_ns], phases)
 
     @contained()
     def _count_execution(self) -> None:
@@ -408,9 +410,11 @@ class BatchExecution(Execution):
             outcome = "empty_response"
         else:
             outcome = "success" if result.error is None else "fail"
-        self._batches.statistics.record_response(
-            stream.responses, outcome, began_ns - stream.last_ns, now_ns - began_ns
-        )
+        statistics = self._batches.statistics
+        statistics.record_response(stream.responses, outcome, began_ns - stream.last_ns, now_ns - began_ns)
+        if statistics.latencies is not None and stream.responses == 0 and result is not None:
+            queued_ns = self._entry(position).queued_us * 1000
+            statistics.latencies.observe_first_responses([queued_ns + now_ns - self._batch.received_ns])
 
     def _phases_ns(self, now_ns: int) -> tuple[int, int, int]:
         """The durations of (input, infer, output) so far; a model that sends responses itself infers until it returns."""

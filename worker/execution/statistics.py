@@ -35,11 +35,13 @@ class LatencyObserver:
 
     def __init__(self, bounds_ms: Iterable[float] | None, has_summaries: bool) -> None:
         self._lock = threading.Lock()
-        self._first_response = None if bounds_ms is None else BoundedHistogram(sorted(bounds_ms))
+        self._first_response = None if bounds_ms is None else BoundedHistogram(sorted({*bounds_ms}))
         self._summaries = {name: RecentDurations() for name in ("request", "queue", *_PHASES)} if has_summaries else {}
 
     def observe(self, queues_ns: Iterable[int], phases_ns: tuple[int, int, int]) -> None:
         """Adds a batch: the queue time of each of its requests, and the (input, infer, output) durations of its run."""
+        if not self._summaries:
+            return
         phases_us = [ns // 1000 for ns in phases_ns]
         busy_us = sum(phases_ns) // 1000
         with self._lock:
@@ -47,14 +49,19 @@ class LatencyObserver:
             for queue_ns in queues_ns:
                 requests += 1
                 queue_us = queue_ns // 1000
-                if self._first_response is not None:
-                    self._first_response.add((queue_us + busy_us) / 1000)
-                if self._summaries:
-                    self._summaries["queue"].add(queue_us)
-                    self._summaries["request"].add(queue_us + busy_us)
-            if self._summaries and requests:
+                self._summaries["queue"].add(queue_us)
+                self._summaries["request"].add(queue_us + busy_us)
+            if requests:
                 for name, phase_us in zip(_PHASES, phases_us, strict=True):
                     self._summaries[name].add(phase_us, requests)
+
+    def observe_first_responses(self, durations_ns: Iterable[int]) -> None:
+        """Adds the times from requests to their first responses, in whole milliseconds as Triton counts them."""
+        if self._first_response is None:
+            return
+        with self._lock:
+            for duration_ns in durations_ns:
+                self._first_response.add(duration_ns // 1_000_000)
 
     def snapshot(self) -> dict[str, Any]:
         """The fields `summaries` and `first_response_ms` of `weir.schemas.wire.statistics.VersionCounters`."""
@@ -65,18 +72,20 @@ class LatencyObserver:
 
 
 def observer_for(config: ModelConfig, metrics: MetricsConfig) -> LatencyObserver | None:
-    """The observer of a model's version; None if neither histograms nor summaries are switched on.
+    """The observer of a model's version; None if neither histograms nor summaries are switched on for it.
 
-    If the model's `model_metrics` name the histogram, its buckets are those.
+    As in Triton, only decoupled models have the histogram: the first response of any other is its only one. If the
+    model's `model_metrics` name the histogram, its buckets are those.
     """
-    if not (metrics.histogram_latencies or metrics.summary_latencies):
+    has_histogram = metrics.histogram_latencies and config.is_decoupled
+    if not (has_histogram or metrics.summary_latencies):
         return None
     bounds_ms: Iterable[float] = FIRST_RESPONSE_BOUNDS_MS
     for control in config.model_metrics.metric_control if config.model_metrics else ():
         identifier, options = control.metric_identifier, control.histogram_options
         if identifier is not None and identifier.family == FIRST_RESPONSE_FAMILY and options is not None:
             bounds_ms = options.buckets or bounds_ms
-    return LatencyObserver(bounds_ms if metrics.histogram_latencies else None, metrics.summary_latencies)
+    return LatencyObserver(bounds_ms if has_histogram else None, metrics.summary_latencies)
 
 
 RESPONSE_OUTCOMES = ("success", "fail", "empty_response", "cancel")
@@ -316,6 +325,7 @@ def record_batch(statistics: ModelStatistics, run: BatchRun) -> None:
     statistics.record_execution(executed_rows, phases_ns, time.time_ns() // 1_000_000, busy_ns)
     if statistics.latencies is not None:
         statistics.latencies.observe(queues_ns, phases_ns)
+        statistics.latencies.observe_first_responses(queue_ns + end_ns - start_ns for queue_ns in queues_ns)
 
 
 def record_microbatch(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPResponse
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.clients.stock import RawConnection, http_inputs
-from tests.support.models.zoo import write_faulty, write_slow
+from tests.support.models.ensembles import write_ensemble
+from tests.support.models.zoo import Tensors, write_faulty, write_python_model, write_slow
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import Start, role_started
 from tests.support.waiting import wait_until
@@ -32,9 +35,12 @@ FIRST_RESPONSE = "nv_inference_first_response_histogram_ms"
 BUCKETS = """
 model_metrics { metric_control [ {
   metric_identifier { family: "nv_inference_first_response_histogram_ms" }
-  histogram_options { buckets: [ 1, 5, 10000 ] }
+  histogram_options { buckets: [ -1, 0.0, 2.5, 10000 ] }
 } ] }
 """
+DECOUPLED = "model_transaction_policy { decoupled: true }"
+REPEAT_INPUTS: Tensors = {"IN": ("INT32", [-1]), "DELAY": ("UINT32", [-1]), "WAIT": ("UINT32", [1])}
+REPEAT_OUTPUTS: Tensors = {"OUT": ("INT32", [1]), "IDX": ("UINT32", [1])}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +48,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("metrics")
     (folder / "models").mkdir()
     write_slow(folder / "models", "slow", 'metric_tags { key: "team" value: "r\\"d" }\n' + BUCKETS)
+    write_python_model(folder / "models", "repeat", "repeat", REPEAT_INPUTS, REPEAT_OUTPUTS, 0, DECOUPLED + BUCKETS)
+    write_python_model(
+        folder / "models",
+        "until_cancelled",
+        "until_cancelled",
+        {"MORE": ("INT32", [1])},
+        {"OUT": ("INT32", [1])},
+        0,
+        DECOUPLED,
+    )
+    step = "repeat", {name: name for name in REPEAT_INPUTS}, {name: name for name in REPEAT_OUTPUTS}
+    write_ensemble(folder / "models", "repeat_ensemble", REPEAT_INPUTS, REPEAT_OUTPUTS, [step])
     write_faulty(folder / "models")
     return folder
 
@@ -86,6 +104,13 @@ def run(gateway: Endpoints, rows: int = 1, delay_ms: float = 1) -> None:
     arrays = {"VALUE": np.ones((rows, 1), np.int64), "DELAY_MS": np.full((rows, 1), delay_ms, np.float32)}
     with gateway.http() as client:
         client.infer("slow", http_inputs(arrays))
+
+
+def streaming(gateway: Endpoints, model: str, asked: dict[str, list[int]]) -> HTTPResponse:
+    """The open answer of `generate_stream`."""
+    url = f"http://{gateway.http_place}/v2/models/{model}/generate_stream"
+    answer: HTTPResponse = urllib.request.urlopen(url, json.dumps(asked).encode(), timeout=20)
+    return answer
 
 
 def of_slow(reply: Page, name: str) -> float:
@@ -142,14 +167,37 @@ def test_counters_and_what_is_observed_of_latencies(gateway: Endpoints) -> None:
         assert abs(grown(f"{summary}_sum") - grown(duration)) <= 2 + 2
     quantiles = [reply["nv_inference_compute_infer_summary_us", 'r"d', "slow", q, "1"] for q in ("0.5", "0.9", "0.999")]
     assert 19_000 < quantiles[0] <= quantiles[1] <= quantiles[2]
-    assert grown(f"{FIRST_RESPONSE}_count") == 2
-    assert grown(f"{FIRST_RESPONSE}_sum") >= 40
-    buckets = [
-        reply[f"{FIRST_RESPONSE}_bucket", 'r"d', le, "slow", "1"]
-        - before[f"{FIRST_RESPONSE}_bucket", 'r"d', le, "slow", "1"]
-        for le in ("1", "5", "10000", "+Inf")
-    ]
-    assert buckets == [0, 0, 2, 2]
+
+
+def test_first_responses_of_decoupled_models_are_observed(gateway: Endpoints) -> None:
+    before = page(gateway)
+
+    def grown(name: str, *labels: str) -> float:
+        key = (f"{FIRST_RESPONSE}_{name}", *labels, "1")
+        return page(gateway)[key] - before[key]
+
+    for model in ("repeat", "repeat_ensemble"):
+        with streaming(gateway, model, {"IN": [1, 2], "DELAY": [20, 1], "WAIT": [0]}) as answer:
+            assert answer.read().count(b"data: ") == 2
+    assert [grown("count", "repeat"), grown("count", "repeat_ensemble")] == [2, 1]
+    assert [grown("bucket", le, "repeat") for le in ("-1", "0", "2.5", "10000", "+Inf")] == [0, 0, 0, 2, 2]
+    bounds = {key[1] for key in before if key[0] == f"{FIRST_RESPONSE}_bucket" and key[2] == "repeat_ensemble"}
+    assert bounds == {"100", "500", "2000", "5000", "+Inf"}
+    for model, requests in (("repeat", 2), ("repeat_ensemble", 1)):
+        assert grown("sum", model) >= 20 * requests
+        assert f'_sum{{model="{model}",version="1"}} {int(grown("sum", model))}\n' in text(gateway)
+        assert page(gateway)["nv_inference_request_summary_us_count", model, "1"] == requests
+    assert not [key for key in before if key[0].startswith(FIRST_RESPONSE) and "slow" in key]
+
+
+def test_a_first_response_is_observed_before_the_last(gateway: Endpoints) -> None:
+    count = f"{FIRST_RESPONSE}_count", "until_cancelled", "1"
+    with streaming(gateway, "until_cancelled", {"MORE": [0]}) as answer:
+        assert answer.readline().startswith(b"data: ")
+        assert page(gateway)[count] == 1
+        assert page(gateway)["nv_inference_request_success", "until_cancelled", "1"] == 0
+    wait_until(lambda: page(gateway)["nv_inference_request_failure", "until_cancelled", "CANCELED", "1"] == 1)
+    assert page(gateway)[count] == 1
 
 
 def test_a_running_request_is_not_pending_and_one_behind_it_is(gateway: Endpoints) -> None:
@@ -242,7 +290,6 @@ def test_totals_over_two_workers_at_two_gateways(folder: Path, tmp_path: Path) -
                 reply = page(asked)
                 assert [of_slow(reply, name) for name in MODEL_COUNTERS] == [sent, 2 * sent, sent]
                 assert of_slow(reply, "nv_inference_queue_summary_us_count") == sent
-                assert of_slow(reply, f"{FIRST_RESPONSE}_count") == sent
                 with asked.grpc() as client:
                     (row,) = client.get_inference_statistics("slow").model_stats
                 assert (row.inference_stats.success.count, row.inference_count) == (sent, 2 * sent)

@@ -340,6 +340,14 @@ INVALID = [
         )
         for options in ({}, {"buckets": []})
     ),
+    *(
+        (
+            metrics({"metric_identifier": {"family": "f"}, "histogram_options": {"buckets": buckets}}),
+            "model_metrics.metric_control[0].histogram_options.buckets",
+            "histogram options must specify at most 256 'buckets', each of them a number",
+        )
+        for buckets in ([1.0, float("nan")], [float(bound) for bound in range(257)])
+    ),
     ({"backend": "", "platform": "ensemble"}, "platform", "ensemble scheduling must be set for ensemble net"),
     ({"ensemble_scheduling": {}}, "ensemble_scheduling", "cannot be set for model 'net'"),
     (ensemble(), "ensemble_scheduling", "must specify 'step' for ensemble 'net'"),

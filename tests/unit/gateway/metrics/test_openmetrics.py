@@ -93,6 +93,24 @@ def test_histograms_of_several_series() -> None:
     }
 
 
+def test_a_histogram_with_bounds_below_zero_has_no_sum() -> None:
+    samples = [
+        *histogram_samples({"model": "a"}, [-1, 0, 2.5], [3, 0, 0, 4], -9.5),
+        *histogram_samples({"model": "b"}, [1], [1, 0], 1.0),
+    ]
+    _, values = parsed(MetricFamily("h", "Help", "histogram", samples))["h"]
+    assert values == {
+        ("h_bucket", "-1.0", "a"): 3,
+        ("h_bucket", "0.0", "a"): 3,
+        ("h_bucket", "2.5", "a"): 3,
+        ("h_bucket", "+Inf", "a"): 7,
+        ("h_bucket", "1.0", "b"): 1,
+        ("h_bucket", "+Inf", "b"): 1,
+        ("h_count", "b"): 1,
+        ("h_sum", "b"): 1,
+    }
+
+
 def test_summaries_keep_their_quantiles() -> None:
     samples = [Sample({}, 3, "_count"), Sample({}, 30, "_sum"), Sample({"quantile": "0.5"}, 10)]
     family = MetricFamily("nv_inference_request_summary_us", "Help", "summary", samples)

@@ -11,6 +11,7 @@ from weir.schemas.config.model_config import (
     MetricIdentifier,
     ModelConfig,
     ModelMetrics,
+    TransactionPolicy,
 )
 from weir.schemas.wire.statistics import VersionCounters
 from weir.telemetry.instruments import DurationHistogram
@@ -60,16 +61,21 @@ def test_latencies_are_off_by_default() -> None:
     assert observer_for(ModelConfig(name="m"), MetricsConfig()) is None
 
 
+DECOUPLED = TransactionPolicy(decoupled=True)
+
+
 def test_latencies() -> None:
-    observer = observer_for(ModelConfig(name="m"), MetricsConfig(histogram_latencies=True, summary_latencies=True))
+    config = ModelConfig(name="m", model_transaction_policy=DECOUPLED)
+    observer = observer_for(config, MetricsConfig(histogram_latencies=True, summary_latencies=True))
     assert observer is not None
     statistics = ModelStatistics(latencies=observer)
     observer.observe([100 * MS, 500 * MS], (1 * MS, 2 * MS, 3 * MS))
+    observer.observe_first_responses([106 * MS + 1, 507 * MS - 1])
     counted = counters_of(statistics)
     assert counted.first_response_ms is not None
     assert counted.first_response_ms.bounds == list(FIRST_RESPONSE_BOUNDS_MS)
     assert counted.first_response_ms.counts == [0, 1, 1, 0, 0]
-    assert counted.first_response_ms.sum == 106 + 506
+    assert counted.first_response_ms.sum == 106 + 506, "whole milliseconds, as in Triton"
     sums = {name: (summary.count, summary.sum_us) for name, summary in counted.summaries.items()}
     assert sums == {
         "request": (2, 612_000),
@@ -85,17 +91,26 @@ def test_a_model_may_configure_the_buckets() -> None:
         metric_control=[
             MetricControl(
                 metric_identifier=MetricIdentifier(family=FIRST_RESPONSE_FAMILY),
-                histogram_options=HistogramOptions(buckets=[9.0, 3.0]),
+                histogram_options=HistogramOptions(buckets=[9.0, -3.0, 9.0]),
             )
         ]
     )
-    config = ModelConfig(name="m", model_metrics=metrics)
+    config = ModelConfig(name="m", model_metrics=metrics, model_transaction_policy=DECOUPLED)
     observer = observer_for(config, MetricsConfig(histogram_latencies=True))
     assert observer is not None
     assert observer.snapshot() == {
         "summaries": {},
-        "first_response_ms": {"bounds": [3.0, 9.0], "counts": [0] * 3, "sum": 0},
+        "first_response_ms": {"bounds": [-3.0, 9.0], "counts": [0] * 3, "sum": 0},
     }
+    assert counters_of(ModelStatistics(latencies=observer)).first_response_ms is not None
+
+
+def test_only_decoupled_models_have_a_histogram_of_first_responses() -> None:
+    plain = ModelConfig(name="m")
+    assert observer_for(plain, MetricsConfig(histogram_latencies=True)) is None
+    observer = observer_for(plain, MetricsConfig(histogram_latencies=True, summary_latencies=True))
+    assert observer is not None
+    assert observer.snapshot()["first_response_ms"] is None
 
 
 def test_the_latency_of_a_batch_is_always_counted() -> None:
