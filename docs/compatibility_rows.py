@@ -92,7 +92,11 @@ _PINNED = "the sum over workers; 0 while no instance on a GPU is loaded"
 
 METRICS = (
     Row("nv_inference_request_success"),
-    Row("nv_inference_request_failure", SAME, "`reason` is REJECTED, CANCELED, BACKEND or OTHER"),
+    Row(
+        "nv_inference_request_failure",
+        DIFFERENT,
+        "`reason` is REJECTED, CANCELED, BACKEND or OTHER; a failed request of an ensemble counts once, in Triton twice",
+    ),
     Row("nv_inference_count"),
     Row("nv_inference_exec_count"),
     Row("nv_inference_request_duration_us"),

@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from docs.compatibility_rows import ABSENT, ENDPOINTS, METHODS, METRICS, Row
 from docs.metrics import families
-from tests.support.models.zoo import write_python_model, write_small_zoo
+from tests.support.models.zoo import write_python_model, write_small_zoo, write_streamer
 from tests.support.servers.weir_server import Server
 
 MODEL = "identity_FP32"
@@ -27,6 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_python_model(
         folder / "models", "caching", "identity", {"IN": ("FP32", [1])}, {"OUT": ("FP32", [1])}, more=caching
     )
+    # The histogram of first responses is there where a model is decoupled.
+    write_streamer(folder / "models", "streamer", "")
     latencies = ("histogram_latencies=true", "summary_latencies=true")
     started = Server(
         folder,
