@@ -22,7 +22,7 @@ from weir.bus.nats.connection import Bus
 from weir.commands.running_server import BrokerTarget, unwrap_exception_groups
 from weir.errors import StartError
 from weir.options import UsageError
-from weir.repository.paths import check_model_name, path_inside
+from weir.repository.paths import check_folder_name, check_model_name, path_inside
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.names import check_repository_name
 from weir.schemas.wire.model_control import MAX_PUSHED_FILES, PushedFile, PushedModel, is_inside
@@ -134,7 +134,7 @@ def describe(folder: Path) -> PushedModel:
     if not folder.is_dir():
         raise StartError(f"{folder} is not a folder")
     name = folder.resolve().name
-    check_model_name(name)
+    check_folder_name(name)
     _check_is_model(folder)
     files: list[PushedFile] = []
     folders: list[str] = []

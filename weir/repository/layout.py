@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from weir.repository.paths import check_model_name, parse_version, path_inside
+from weir.repository.paths import check_model_name, is_hidden, parse_version, path_inside
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
 from weir.schemas.core.names import model_identity, plain_name
@@ -123,7 +123,7 @@ class ModelRepository:
     def find_all(self, name: str) -> list[FoundModel]:
         """The models of this name: one, or with namespacing one for each repository that has it. Raises as `find`."""
         check_model_name(name)
-        found = self._read_all(name, [path / name for path in self.paths if _is_model_folder(path / name)])
+        found = self._read_all(name, self._folders(name))
         if not found:
             raise _not_found(name)
         return found
@@ -141,7 +141,7 @@ class ModelRepository:
         plain = dict.fromkeys(map(plain_name, names))
         if not self.namespacing:
             return list(plain)
-        places = {name: [path / name for path in self.paths if _is_model_folder(path / name)] for name in plain}
+        places = {name: self._folders(name) for name in plain}
         return [
             model_identity(name, str(folder.parent)) if len(folders) > 1 else name
             for name, folders in places.items()
@@ -151,6 +151,10 @@ class ModelRepository:
     def model_in(self, name: str, folder: Path, is_registered: bool = False) -> FoundModel:
         """The model `name` in `folder`, which replaces the one in the repository."""
         return replace(self._read(name, folder), is_registered=is_registered)
+
+    def _folders(self, name: str) -> list[Path]:
+        """The folders of the models of this name."""
+        return [] if is_hidden(name) else [path / name for path in self.paths if _is_model_folder(path / name)]
 
     def _read_all(self, name: str, folders: list[Path]) -> list[FoundModel]:
         """The models of this name in `folders`, without folders that were removed since they were listed."""
@@ -198,9 +202,7 @@ def _not_found(name: str) -> WeirError:
 def _model_folders(repository: Path) -> list[Path]:
     """The folders of models in `repository`, readable or not. Raises OSError."""
     with os.scandir(repository) as entries:
-        return [
-            repository / entry.name for entry in entries if not entry.name.startswith(".") and _may_be_folder(entry)
-        ]
+        return [repository / entry.name for entry in entries if not is_hidden(entry.name) and _may_be_folder(entry)]
 
 
 def _is_model_folder(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from weir.repository.problems import ConfigProblem
 from weir.schemas.core.errors import invalid
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}|\.{3,128}")
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.-]{0,127}")
 _FOR_SHELLS = frozenset(";|&$`<>()[]{}\\\"'*?~#!")
 _VERSION = re.compile(r"0|[1-9][0-9]{0,18}")
 _LARGEST_VERSION = 2**63 - 1
@@ -27,18 +27,32 @@ _LARGEST_VERSION = 2**63 - 1
 def check_model_name(name: str) -> None:
     """Raises WeirError(INVALID_ARG) unless `name` may name a model: 1 to 128 letters, digits, `_`, `.`, `-`.
 
-    The texts for a blank name, for path characters and for characters that mean something to a shell are Triton's.
+    Such a name is one part of a path, and neither `.` nor `..`. The texts for a blank name, for path characters and for
+    characters that mean something to a shell are Triton's.
     """
     if not name.strip():
         raise invalid("Model name cannot be empty. Please enter a valid name to deploy.")
-    if "/" in name or name in (".", ".."):
-        raise invalid(f"invalid model name '{name}', model name must not contain path traversal characters")
+    is_path = "/" in name or name in (".", "..")
+    shells = "Invalid stub name: contains invalid characters. " if _FOR_SHELLS & set(name) and not is_path else ""
+    if is_path or "\\" in name:
+        raise invalid(f"{shells}invalid model name '{name}', model name must not contain path traversal characters")
     if not _MODEL_NAME.fullmatch(name):
-        shells = "Invalid stub name: contains invalid characters. " if _FOR_SHELLS & set(name) else ""
         raise invalid(
             f"{shells}invalid model name {name!r}, a model name is 1 to 128 letters, digits, '_', '.' and '-', "
-            "and begins with a letter, a digit or '_'"
+            "and does not begin with '-'"
         )
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a folder of this name is hidden: it is no model's, but that of Git, of Kubernetes or of an editor."""
+    return name.startswith(".")
+
+
+def check_folder_name(name: str) -> None:
+    """Raises WeirError(INVALID_ARG) unless a folder of this name in a repository is that of a model."""
+    check_model_name(name)
+    if is_hidden(name):
+        raise invalid(f"invalid model name '{name}', folders whose names begin with '.' are hidden, and no models")
 
 
 def parse_version(text: str) -> int | None:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
-from weir.repository.paths import check_model_name
+from weir.repository.paths import check_folder_name
 from weir.repository.stores.store import StoredModel, StoreError
 from weir.runtime.containment import contained, report
 from weir.schemas.core.errors import WeirError
@@ -115,7 +115,7 @@ class CloudMirror:
     async def refresh(self, name: str, looks: bool = True) -> None:
         """Updates the local copy of a model; with `looks`, to what the store has now, else to what was listed last."""
         try:
-            check_model_name(name)
+            check_folder_name(name)
         except WeirError as error:
             self._report(name, error)
             return

@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import grpc
 import pytest
@@ -173,6 +174,11 @@ def test_loads_that_fail_say_why(explicit: Repository) -> None:
     dots = "invalid model name '..', model name must not contain path traversal characters"
     assert explicit.load("%2E%2E") == (400, dots)
     assert explicit.load("...") == (500, NOT_POLLED.format("..."))
+    assert explicit.load("..my_model") == (500, NOT_POLLED.format("..my_model"))
+    for path in ("../adds", "adds/../..", "/adds", "..\\adds"):
+        status, message = explicit.load(quote(path, safe=""))
+        assert status == 400
+        assert message.endswith(f"invalid model name '{path}', model name must not contain path traversal characters")
     assert explicit.load("model;test")[0] == 400
     assert "Invalid stub name: contains invalid characters" in explicit.load("model;test")[1]
     unnamed = service_pb2.RepositoryModelLoadRequest()
@@ -216,6 +222,9 @@ def test_files_stand_in_for_those_on_disk_and_leave_with_the_model(explicit: Rep
     explicit.http.load_model("at_start", config=json.dumps(ADDS_CONFIG), files=files)
     assert explicit.added("at_start") == 50
     explicit.grpc.load_model("only_sent", config=json.dumps(ADDS_CONFIG), files=files)
+    explicit.grpc.load_model("..sent", config=json.dumps(ADDS_CONFIG), files=files)
+    assert explicit.added("..sent") == 50
+    explicit.unload("..sent")
     assert explicit.added("only_sent") == 50
     assert len(folders(explicit)) == 2
     sent = folders(explicit)[0].parent

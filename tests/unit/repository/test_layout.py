@@ -1,9 +1,12 @@
 import os
+from pathlib import PurePosixPath, PureWindowsPath
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weir.repository.layout import FoundModel, ModelRepository, select_versions
-from weir.repository.paths import check_model_name, parse_version, path_inside, read_labels
+from weir.repository.paths import check_folder_name, check_model_name, parse_version, path_inside, read_labels
 from weir.repository.problems import ConfigProblem
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError
@@ -86,7 +89,7 @@ def test_unknown_models(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../a", "a/b", "/etc", "a\\b", "a\0b", "a\nb", "-a", ".a", "a b", "ä", "x" * 129, "a;b", "a*", " "],
+    ["", ".", "..", "../a", "a/b", "/etc", "a\\b", "a\0b", "a\nb", "-a", "a b", "ä", "x" * 129, "a;b", "a*", " "],
 )
 def test_invalid_names(tmp_path, name):
     with pytest.raises(WeirError) as caught:
@@ -96,9 +99,52 @@ def test_invalid_names(tmp_path, name):
         ModelRepository([tmp_path]).find(name)
 
 
-@pytest.mark.parametrize("name", ["a", "...", "TestModel123", "model.onnxruntime", "_x", "0", "A-b_c.d", "x" * 128])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a",
+        "...",
+        "TestModel123",
+        "model.onnxruntime",
+        "_x",
+        "0",
+        "A-b_c.d",
+        "x" * 128,
+        "..my_model",
+        ".a",
+        "a..b",
+        "a..",
+    ],
+)
 def test_valid_names(name):
     check_model_name(name)
+
+
+@given(st.text(st.sampled_from("./\\-_a\0\n %é"), max_size=8) | st.text(max_size=140))
+def test_a_valid_name_never_leaves_its_folder(name):
+    root = PurePosixPath("/repositories/one")
+    try:
+        check_model_name(name)
+    except WeirError:
+        return
+    assert os.path.normpath(root / name) == f"{root}/{name}"
+    assert (root / name).parent == root
+    assert PureWindowsPath(name).parts == (name,)
+    assert name.isascii()
+    assert name.isprintable()
+
+
+@pytest.mark.parametrize("name", [".git", "..data", "..my_model", "..."])
+def test_hidden_folders_are_no_models(tmp_path, name):
+    """Git keeps its data in one, and Kubernetes that of a mounted volume."""
+    (tmp_path / name / "1").mkdir(parents=True)
+    repository = ModelRepository([tmp_path])
+    assert repository.scan() == {}
+    assert not repository.has(name)
+    with pytest.raises(WeirError, match=f"failed to load '{name}', failed to poll from model repository"):
+        repository.find(name)
+    with pytest.raises(WeirError, match=r"begin with '\.' are hidden"):
+        check_folder_name(name)
 
 
 def test_names_are_rejected_with_tritons_texts():
@@ -112,6 +158,8 @@ def test_names_are_rejected_with_tritons_texts():
             WeirError, match=r"^INVALID_ARG: Model name cannot be empty. Please enter a valid name to deploy.$"
         ):
             check_model_name(blank)
+    with pytest.raises(WeirError, match=r"invalid model name '..\\a', model name must not contain path traversal"):
+        check_model_name("..\\a")
     for name in ("model;test", "model\\test", "model'test'", "model!test"):
         with pytest.raises(
             WeirError, match=r"^INVALID_ARG: Invalid stub name: contains invalid characters\. invalid model name"

@@ -13,7 +13,7 @@ from weir.commands.init.folder import ModelFolder, Sample, write_folder
 from weir.commands.init.reading import NOT_GIVEN, GivenTensors, read_model
 from weir.errors import StartError
 from weir.repository.completion import DefaultArtifact, DescribedModel, DescribedTensor
-from weir.repository.paths import check_model_name
+from weir.repository.paths import check_folder_name
 from weir.repository.problems import ConfigProblem
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError
@@ -59,7 +59,7 @@ def make(request: InitRequest) -> Iterator[str]:
     """Makes the folder, and yields what to print. Raises StartError."""
     try:
         name = request.name or _name_of(request)
-        check_model_name(name)
+        check_folder_name(name)
         folder, notes = (
             _from_template(request, name) if request.file is None else _from_file(request, request.file, name)
         )
