@@ -19,6 +19,7 @@ from weir.repository.config_text import config_from_json, located, parse_config
 from weir.repository.layout import FoundModel
 from weir.repository.paths import MAX_CONFIG_BYTES, path_inside, read_small_file
 from weir.repository.problems import ConfigProblem
+from weir.repository.scheduler_rules import check_ensemble
 from weir.repository.validation import check_written_scalars, validate
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import invalid, unavailable
@@ -69,6 +70,7 @@ def config_bytes(found: FoundModel) -> bytes:
 
 def _identify(config: ModelConfig, found: FoundModel) -> ModelConfig:
     if config.name not in ("", found.name) and not found.is_registered:
+        check_ensemble(config)  # as in Triton, before the name
         raise ConfigProblem(
             "name",
             f"unexpected directory name '{found.name}' for model '{config.name}', directory name must equal model name",

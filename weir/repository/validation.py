@@ -119,8 +119,11 @@ def _check_dims(config: ModelConfig, path: str, subject: str, dims: Sequence[int
 
 
 def _check_reshape(config: ModelConfig, path: str, subject: str, dims: Sequence[int], shape: Sequence[int]) -> None:
-    """Both shapes hold the same elements: their variable dimensions pair up, and the fixed ones between agree."""
-    if dims.count(-1) != shape.count(-1):
+    """Both shapes hold the same elements: their variable dimensions pair up, and the fixed ones between agree.
+
+    Shapes of which one alone has variable dimensions differ in size, in Triton's words.
+    """
+    if -1 in dims and -1 in shape and dims.count(-1) != shape.count(-1):
         message = f"{subject} has different number of variable-size dimensions for dims and reshape for {config.name}"
         raise ConfigProblem(path, message)
     if [prod(run) for run in _fixed_runs(dims)] != [prod(run) for run in _fixed_runs(shape)]:

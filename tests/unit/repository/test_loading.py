@@ -84,6 +84,11 @@ def test_an_override_replaces_the_file(add):
             "net/config.pbtxt:2, field 'name'",
             "unexpected directory name 'net' for model 'other', directory name must equal model name",
         ),
+        (
+            'name: "other"\nplatform: "ensemble"',
+            "net/config.pbtxt:2, field 'platform'",
+            "ensemble scheduling must be set for ensemble other whose platform is ensemble",
+        ),
         ("# about\nmax_batch_size: -1", "net/config.pbtxt:2, field 'max_batch_size'", "must be non-negative"),
         (
             'input [\n {\n  name: "x"\n  dims: [ 4 ]\n }\n]\nmax_batch_size: 8',

@@ -122,6 +122,16 @@ INVALID = [
     (tensor(reshape={"shape": [0]}), "input[0].reshape", "must be integer >= 1, or -1"),
     (tensor(dims=[-1, 4], reshape={"shape": [-1]}), "input[0].reshape", "has different size for dims and reshape"),
     (
+        tensor(dims=[-1, 2], reshape={"shape": [4]}),
+        "input[0].reshape",
+        "has different size for dims and reshape for net",
+    ),
+    (
+        tensor(dims=[2, 2], reshape={"shape": [-1]}),
+        "input[0].reshape",
+        "has different size for dims and reshape for net",
+    ),
+    (
         tensor(dims=[-1, -1], reshape={"shape": [-1]}),
         "input[0].reshape",
         "has different number of variable-size dimensions for dims and reshape for net",
