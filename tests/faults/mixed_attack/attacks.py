@@ -17,54 +17,21 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass
 
 import msgpack
 import nats
 
+import tests.faults.mixed_attack.expansion  # noqa: F401 - registers its attacks
 from tests.faults.mixed_attack import wire
 from tests.faults.mixed_attack.models import BYTES, FP32, INT32, REPEAT, SIMPLE
+from tests.faults.mixed_attack.registry import ANSWER_S, ATTACKS, HEAVY, Target, attack
 
 LIMIT_BYTES = 60 << 20
 """Size of a body over HTTP: slightly below `--http-max-input-size`."""
 
 GRPC_LIMIT_BYTES = 200 << 20
 NATS_LIMIT_BYTES = 7 << 20
-
-_ANSWER_S = 20.0
-
-ATTACKS: dict[str, Callable[[Target, random.Random], str]] = {}
-HEAVY: set[str] = set()
-
-
-@dataclass(frozen=True)
-class Target:
-    """The addresses of the server."""
-
-    http: str
-    grpc: str
-    nats: str
-
-    def ask(self, request: bytes, timeout_s: float = _ANSWER_S) -> str:
-        """Send `request` over HTTP; returns the outcome."""
-        with wire.connected(self.http, timeout_s) as connection:
-            connection.sendall(request)
-            return wire.answer(connection)
-
-
-def attack(is_heavy: bool = False) -> Callable[[Callable[[Target, random.Random], str]], Callable[..., str]]:
-    """Register a function as an attack, by its name."""
-
-    def enter(function: Callable[[Target, random.Random], str]) -> Callable[..., str]:
-        ATTACKS[function.__name__] = function
-        if is_heavy:
-            HEAVY.add(function.__name__)
-        return function
-
-    return enter
-
 
 # HTTP
 
@@ -249,7 +216,7 @@ def grpc_strings(target: Target, own: random.Random) -> str:
     """One input of millions of empty strings, with one more announced."""
     size = int(GRPC_LIMIT_BYTES * own.choice([0.1, 0.5, 1.0])) // 4 * 4
     message = wire.infer_message(BYTES, "BYTES", size // 4 + 1, bytes(size))
-    with wire.connected(target.grpc, _ANSWER_S) as connection:
+    with wire.connected(target.grpc, ANSWER_S) as connection:
         connection.sendall(wire.http2_start())
         wire.send_call(connection, 1, message)
         while True:
@@ -294,7 +261,7 @@ def nats_nesting(target: Target, own: random.Random) -> str:
         client = await nats.connect(target.nats, allow_reconnect=False)
         try:
             headers = {"Content-Type": "application/msgpack"} if is_msgpack else None
-            await client.request(f"infer.{model}", body, timeout=_ANSWER_S, headers=headers)
+            await client.request(f"infer.{model}", body, timeout=ANSWER_S, headers=headers)
             return "answered"
         except nats.errors.Error as error:
             return type(error).__name__

@@ -65,9 +65,20 @@ def http2_start(window_bytes: int | None = None) -> bytes:
     return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(_SETTINGS, 0, 0, settings)
 
 
-def send_call(connection: socket.socket, stream: int, message: bytes) -> None:
-    """Send a whole ModelInfer call. Raises OSError if the server stops reading."""
-    connection.sendall(_frame(_HEADERS, _END_HEADERS, stream, Encoder().encode(_MODEL_INFER)))
+def call_head() -> bytes:
+    """The header block of a ModelInfer call."""
+    return Encoder().encode(_MODEL_INFER)
+
+
+def headers_frame(stream: int, block: bytes) -> bytes:
+    """A HEADERS frame with a whole block, after which data follows."""
+    return _frame(_HEADERS, _END_HEADERS, stream, block)
+
+
+def send_call(connection: socket.socket, stream: int, message: bytes, encoding: str = "") -> None:
+    """Send a whole ModelInfer call, compressed if `encoding` says so. Raises OSError if the server stops reading."""
+    more = [("grpc-encoding", encoding)] if encoding else []
+    connection.sendall(headers_frame(stream, Encoder().encode([*_MODEL_INFER, *more])))
     frames = []
     for start in range(0, len(message), _FRAME_BYTES):
         is_last = start + _FRAME_BYTES >= len(message)
