@@ -247,7 +247,7 @@ class ModelLoader:
         before = None
         if serving is not None and _has_same_files(serving, result, number):
             before = serving.served[number]
-        if before is not None and before.model.config == config:
+        if before is not None and _of_one_version(before.model.config) == _of_one_version(config):
             served = before
         else:
             settings = self._backends.settings_of(config.backend, self._backends.kind_of(backend, config))
@@ -326,7 +326,13 @@ def _has_same_files(serving: LoadResult, new: LoadResult, number: int) -> bool:
     )
 
 
+def _of_one_version(config: ModelConfig) -> ModelConfig:
+    """The configuration without what selects versions: as in Triton, another version policy reloads no version."""
+    return config.replace(version_policy=None)
+
+
 def _differ_in_instances_alone(before: ModelConfig, now: ModelConfig) -> bool:
+    before, now = _of_one_version(before), _of_one_version(now)
     return not now.is_ensemble and before.replace(instance_group=[]) == now.replace(instance_group=[])
 
 

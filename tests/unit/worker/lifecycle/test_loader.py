@@ -155,6 +155,25 @@ def test_a_reload_reuses_unchanged_versions(loading: Loading, tmp_path: Path) ->
     assert len(third.served[1].instances) == 1, "what serves was left alone"
 
 
+def test_another_version_policy_alone_reloads_no_version(loading: Loading, tmp_path: Path) -> None:
+    folder = write_model(tmp_path, "neg", (1, 2), more="version_policy { specific { versions: [1] } }")
+    first = loading.load("neg")
+    (folder / "config.pbtxt").write_text((folder / "config.pbtxt").read_text().replace("[1]", "[1, 2]"))
+    second = loading.load("neg", first)
+    assert sorted(second.served) == [1, 2]
+    assert second.served[1] is first.served[1]
+    instances = list(first.served[1].instances)
+    policy_and_groups = (folder / "config.pbtxt").read_text().replace("[1, 2]", "[1]").replace("count: 2", "count: 3")
+    (folder / "config.pbtxt").write_text(policy_and_groups)
+    third = loading.load("neg", second)
+    assert sorted(third.served) == [1]
+    assert third.served[1].instances[:2] == instances, "instances that are still wanted go on"
+    assert third.config is not None
+    assert third.config.version_policy is not None
+    assert third.config.version_policy.specific is not None
+    assert third.config.version_policy.specific.versions == [1]
+
+
 def test_a_load_is_retried_as_often_as_configured(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_model(tmp_path, "neg")
     (folder / "1" / "model.onnx").write_bytes(b"not a model")
