@@ -163,4 +163,4 @@ class HistoryControl:
         if wanted.registered is not None:
             await self._operations.load_registered(change.model, wanted.registered)
         else:
-            await self._operations.load(change.model, wanted.config, {})
+            await self._operations.load(change.model, wanted.config, {}, drops_override=wanted.config is None)

@@ -45,14 +45,18 @@ class WantedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model to be loaded, or (`load` False) to be unloaded.
 
     `config`, in protobuf's JSON, replaces the configuration on disk. `files` replace the model's folder: the name of an
-    object in the object store by the path in the folder. `registered` replaces it by another folder (`source`); older
-    releases don't have it, so it is sent only where it is set.
+    object in the object store by the path in the folder. `registered` replaces it by another folder (`source`).
+
+    A load that replaces nothing leaves a model as it is whose files have not changed, with the `config` of an earlier load
+    if there is one, unless it `drops_override`. Older releases don't have this field and `registered`, so they are sent only
+    where they are set.
     """
 
     load: bool
     config: str | None = None
     files: Annotated[dict[str, str], Meta(max_length=MAX_FILES)] = {}
     registered: RegisteredFolder | msgspec.UnsetType = msgspec.UNSET
+    drops_override: bool | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def source(self) -> RegisteredFolder | None:
@@ -63,6 +67,11 @@ class WantedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_override(self) -> bool:
         """Whether anything replaces what the repositories have."""
         return self.config is not None or bool(self.files) or self.source is not None
+
+    @property
+    def keeps_unchanged(self) -> bool:
+        """Whether it is a load that leaves a model as it is whose files have not changed."""
+        return self.load and not self.is_override and self.drops_override is not True
 
 
 class DesiredModel(Record, frozen=True, forbid_unknown_fields=True):

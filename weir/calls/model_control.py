@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from msgspec import UNSET
+from msgspec.structs import replace
 from nats.errors import Error as NatsError
 
 from weir.bus.kv.desired_models import DesiredModels, next_revision
@@ -111,10 +112,13 @@ class ModelControl:
         if self._live_workers():
             self._was_explicit = bool(self._operated_workers())
 
-    async def load(self, name: str, config: str | None, files: Mapping[str, bytes]) -> None:
+    async def load(
+        self, name: str, config: str | None, files: Mapping[str, bytes], drops_override: bool = False
+    ) -> None:
         """Loads the model, with a configuration in JSON and files by path that replace those on disk, if given.
 
-        Returns when it is loaded. Raises WeirError with Triton's codes and texts.
+        Without them a model whose files have not changed keeps the configuration of an earlier load, unless this one
+        `drops_override`. Returns when it is loaded. Raises WeirError with Triton's codes and texts.
         """
         check_model_name(name)
         self._check_mode()
@@ -124,7 +128,8 @@ class ModelControl:
             raise invalid(f"a configuration may have {MAX_CONFIG_LENGTH} characters, got {len(config)}")
         # Triton appends the path to that of the model's folder, so a path that begins with a slash is relative too.
         files = {path.lstrip("/"): content for path, content in files.items()}
-        await self._run(name, self._load(name, config, files))
+        wanted = WantedModel(True, config, drops_override=drops_override or UNSET)
+        await self._run(name, self._load(name, wanted, files))
 
     async def load_registered(self, name: str, registered: RegisteredFolder, explicit: bool = True) -> None:
         """Loads the model from a folder outside of the repositories, else as `load`.
@@ -133,7 +138,7 @@ class ModelControl:
         """
         check_model_name(name)
         self._check_mode()
-        await self._run(name, self._load(name, None, {}, registered, explicit))
+        await self._run(name, self._load(name, WantedModel(True, registered=registered), {}, explicit))
 
     async def unload(self, name: str, with_dependents: bool) -> None:
         """Unloads the model; returns when no version accepts new requests. An unknown model counts as unloaded.
@@ -208,19 +213,15 @@ class ModelControl:
             logger.error("an operation on the repository failed", exc_info=task.exception())
 
     async def _load(
-        self,
-        name: str,
-        config: str | None,
-        files: Mapping[str, bytes],
-        registered: RegisteredFolder | None = None,
-        explicit: bool = True,
+        self, name: str, wanted: WantedModel, files: Mapping[str, bytes], explicit: bool = True
     ) -> None:
+        """Loads what is `wanted`, with the contents of its `files` by path."""
         workers = self._operated_workers()
         if not workers:
             raise unavailable(f"failed to load '{name}', there is no worker")
         now_ns = time.time_ns()
         names = {path: object_name(name, now_ns, number) for number, path in enumerate(files)}
-        wanted = WantedModel(True, config, names, registered or UNSET)
+        wanted = replace(wanted, files=names)
 
         def entry_after(known: DesiredModel | None) -> DesiredModel:
             return DesiredModel(
@@ -256,7 +257,9 @@ class ModelControl:
         if entry is not None:
             is_in_force = any(record.in_force == entry.revision for record in self._records(name))
             is_done = is_in_force or any(_has_done(one, entry.revision) for one in self._records(name, workers))
-            wanted = entry.wanted if is_done else entry.fallback
+            # A load that has left all workers as they were leaves the desired state too, with a configuration in force.
+            is_no_op = is_done and not is_in_force and entry.wanted.keeps_unchanged and entry.fallback is not None
+            wanted = entry.wanted if is_done and not is_no_op else entry.fallback
             kept = None if wanted is None else DesiredModel(name, entry.revision, wanted, None, entry.explicit)
             newest = await self._write(name, lambda newest: kept if newest == entry else newest)
             if newest is not None and newest.revision > entry.revision:

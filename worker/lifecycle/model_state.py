@@ -57,7 +57,6 @@ class ManagedModel:
         self.path: Path | None = None
         self.seen: object = None
         self.folder: OverrideFolder | None = None
-        self.is_override = False
         self.is_deleted = False
         self.is_moving = False
         self.elsewhere = False

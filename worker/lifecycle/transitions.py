@@ -120,10 +120,9 @@ class ModelTransitions:
             logger.error("Poll failed for model directory '%s': %s", model.name, reason)
             model.error = poll_failure(model.name)
         else:
-            if not wanted.is_override and await self._is_unchanged(model, found, revision):
+            if wanted.keeps_unchanged and await self._is_unchanged(model, found, revision):
                 model.error, model.rejected = None, ""
             elif await self._load(model, found, _LoadRequest(wanted.config, revision, folder, rolls=True)):
-                model.is_override = wanted.is_override
                 folder = None
             elif model.error is not None and model.error.code is ErrorCode.INTERNAL:
                 model.reason = ""  # as in Triton, a model whose folder can't be polled is not listed
@@ -165,15 +164,19 @@ class ModelTransitions:
         return True
 
     async def _is_unchanged(self, model: ManagedModel, found: FoundModel, revision: int) -> bool:
-        """Whether the model serves exactly what is on disk, an ensemble with the models that it would get now."""
-        if model.result is None or model.retiring or model.is_override or found.problem:
+        """Whether the model was loaded from the files as they are now, an ensemble with the models that it would get now.
+
+        As in Triton, a configuration that a client has sent with an earlier load stays in force as long as that is so.
+        """
+        if model.result is None or model.retiring or found.problem:
             return False
         if model.result.fingerprint != await asyncio.to_thread(folder_fingerprint, found):
             return False
         # As in Triton, a load of an ensemble loads the models of its steps that are not loaded yet.
-        await self._prepare_dependencies(found, None, revision)
-        self._context.dependencies.keep(model.name)
-        return self._context.dependencies.action(model.name, is_serving=True) is DependencyAction.KEEP
+        dependencies = self._context.dependencies
+        await self._prepare_dependencies(found, dependencies.override(model.name), revision)
+        dependencies.keep(model.name)
+        return dependencies.action(model.name, is_serving=True) is DependencyAction.KEEP
 
     async def _load(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> bool:
         """Loads what was found and swaps it in. Returns whether that succeeded; the request's folder is the model's then.
@@ -300,7 +303,7 @@ class ModelTransitions:
         if not model.served:
             self._context.host.uninstall(model.name)
             agents = [] if model.result is None else model.result.agents
-            model.result, model.is_override = None, False
+            model.result = None
             folder, model.folder = model.folder, None
         # The cleanup must be completed even if this task is cancelled.
         await asyncio.shield(self._tasks.clean_up(self._unload_versions(model, unloading, folder, agents)))

@@ -213,7 +213,20 @@ def test_a_configuration_stands_in_for_the_one_on_disk(explicit: Repository) -> 
         )
     assert explicit.added("all_versions") == 2
     explicit.http.load_model("all_versions")
-    assert explicit.added("all_versions") == 3, "a plain load goes back to what is on disk"
+    assert explicit.added("all_versions") == 2, "a plain load keeps it as long as the files are the same"
+    assert explicit.http.get_model_config("all_versions")["version_policy"] == {"specific": {"versions": [2]}}
+    loads = explicit.server.log().count("successfully loaded 'all_versions'")
+    explicit.server.kill("worker", signal.SIGKILL)
+    wait_until(lambda: explicit.server.log().count("successfully loaded 'all_versions'") > loads, 30)
+    assert explicit.added("all_versions") == 2, "so does a restart"
+    os.utime(explicit.root / "all_versions" / "config.pbtxt", (1, 1))
+    explicit.grpc.load_model("all_versions")
+    assert explicit.added("all_versions") == 3, "a load after a change goes back to what is on disk"
+    explicit.grpc.load_model("all_versions", config=json.dumps(config))
+    assert explicit.added("all_versions") == 2
+    explicit.unload("all_versions")
+    explicit.http.load_model("all_versions")
+    assert explicit.added("all_versions") == 3, "and so does one after an unload"
     explicit.unload("all_versions")
 
 

@@ -139,6 +139,23 @@ async def test_a_load_that_succeeded_on_one_worker_stays_desired() -> None:
     assert broker.entries[-1].wanted.config == "{}"
 
 
+async def test_a_load_that_changes_nothing_leaves_the_desired_configuration() -> None:
+    operations, broker = a_cluster(holder=lambda revision: told(revision, in_force=1))
+    broker.entries = [DesiredModel("m", 1, WantedModel(True, "{}"))]
+    await operations.load("m", None, {})
+    assert broker.entries[-1].wanted.config == "{}"
+    assert broker.entries[-1].revision > 1
+    await operations.load("m", None, {}, drops_override=True)
+    assert broker.entries[-1].wanted == WantedModel(True, drops_override=True)
+
+
+async def test_a_load_that_reads_changed_files_drops_the_desired_configuration() -> None:
+    operations, broker = a_cluster(holder=lambda revision: told(revision, in_force=revision))
+    broker.entries = [DesiredModel("m", 1, WantedModel(True, "{}"))]
+    await operations.load("m", None, {})
+    assert broker.entries[-1].wanted == WantedModel(True)
+
+
 async def test_operations_retry_while_the_broker_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_operations, "_WRITE_RETRY_S", 0.0)
     operations, broker = a_cluster(failures=3, holder=lambda revision: told(revision, in_force=revision))

@@ -72,3 +72,11 @@ def test_a_registered_folder_is_sent_only_where_there_is_one() -> None:
     plain = DesiredModel("m", 3, WantedModel(True))
     assert (plain.wanted.source, plain.wanted.is_override) == (None, False)
     assert b"registered" not in plain.pack()
+    assert b"drops_override" not in plain.pack()
+
+
+def test_a_load_that_replaces_nothing_keeps_unchanged_models_unless_it_says_otherwise() -> None:
+    assert WantedModel(True).keeps_unchanged
+    assert not WantedModel(True, drops_override=True).keeps_unchanged
+    assert not WantedModel(True, "{}").keeps_unchanged
+    assert not WantedModel(False).keeps_unchanged

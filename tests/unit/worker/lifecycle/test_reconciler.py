@@ -48,12 +48,14 @@ class Loader:
         self.repository = repository
         self.broken: set[str] = set()
         self.loads: list[str] = []
+        self.overrides: list[str | None] = []
 
     def look(self) -> RepositorySnapshot:
         return self.repository.snapshot()
 
     def load(self, found: FoundModel, override: str | None, serving: LoadResult | None) -> LoadResult:
         self.loads.append(found.identity)
+        self.overrides.append(override)
         if found.name in self.broken:
             records = {number: VersionRecord(ModelState.UNAVAILABLE, "Internal: no") for number in found.versions}
             return LoadResult(found.identity, records=records, error=invalid("no"))
@@ -316,6 +318,27 @@ async def test_requests_on_one_model_are_carried_out_in_order(tmp_path: Path) ->
         await eventually(lambda: worker.states("m") == {1: "UNAVAILABLE"})
         assert worker.records["m"].versions[1].reason == UNLOADED
         assert worker.records["m"].revision == 2
+
+
+async def test_a_plain_load_keeps_a_sent_configuration_until_the_files_change(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, control_mode="explicit")
+    worker.add("m")
+    dropping = WantedModel(True, drops_override=True)
+    async with worker.running():
+        for revision, wanted, overrides in (
+            (1, WantedModel(True, config="{}"), ["{}"]),
+            (2, LOAD, ["{}"]),
+            (3, dropping, ["{}", None]),
+            (4, WantedModel(True, config="{ }"), ["{}", None, "{ }"]),
+        ):
+            worker.desired.request(DesiredModel("m", revision, wanted))
+            await eventually(lambda expected=revision: "m" in worker.records and worker.records["m"].revision == expected)
+            assert worker.loader.overrides == overrides
+        assert worker.records["m"].in_force == 4
+        worker.add("m", "# changed")
+        worker.desired.request(DesiredModel("m", 5, LOAD))
+        await eventually(lambda: worker.records["m"].in_force == 5)
+        assert worker.loader.overrides[3:] == [None]
 
 
 async def test_a_load_during_a_drain_cancels_it(tmp_path: Path) -> None:
