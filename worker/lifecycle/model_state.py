@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -240,11 +240,20 @@ class RecordPublisher:
             )
 
 
+class _Use:
+    """How many ensembles with models of one name are being loaded, and the event that none is any more."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.is_over = asyncio.Event()
+
+
 class ManagedModels:
     """The models of a worker by name, with one operation at a time for each. Blank models are removed."""
 
     def __init__(self, records: RecordPublisher) -> None:
         self._by_name: dict[str, ManagedModel] = {}
+        self._uses: dict[str, _Use] = {}
         self.records = records
 
     def __iter__(self) -> Iterator[ManagedModel]:
@@ -273,6 +282,30 @@ class ManagedModels:
         finally:
             model.pending -= 1
             self.drop_if_blank(model)
+
+    @contextmanager
+    def in_use(self, names: Iterable[str]) -> Iterator[None]:
+        """Within the context `unused` waits for these names: an ensemble of models with these names is being loaded."""
+        names = list(names)
+        for name in names:
+            self._uses.setdefault(name, _Use()).users += 1
+        try:
+            yield
+        finally:
+            for name in names:
+                use = self._uses[name]
+                use.users -= 1
+                if not use.users:
+                    del self._uses[name]
+                    use.is_over.set()
+
+    async def unused(self, name: str) -> None:
+        """Returns when no ensemble is being loaded that has models of this name.
+
+        Not to be awaited in a turn: those ensembles may be waiting for it.
+        """
+        while (use := self._uses.get(name)) is not None:
+            await use.is_over.wait()
 
     def drop_if_blank(self, model: ManagedModel) -> None:
         """Removes the model if no operation is pending and nothing about it needs to be remembered."""

@@ -234,6 +234,8 @@ class ModelReconciler:
             self._tasks.operate(self._roll_back(entry))
 
     async def _carry_out(self, entry: DesiredModel) -> None:
+        if not entry.wanted.load:
+            await self._models.unused(entry.name)
         async with self._models.turn(entry.name) as model:
             if entry.revision <= model.requested_revision:
                 return

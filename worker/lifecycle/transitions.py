@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -174,9 +176,9 @@ class ModelTransitions:
             return False
         # As in Triton, a load of an ensemble loads the models of its steps that are not loaded yet.
         dependencies = self._context.dependencies
-        await self._prepare_dependencies(found, dependencies.override(model.name), revision)
-        dependencies.keep(model.name)
-        return dependencies.action(model.name, is_serving=True) is DependencyAction.KEEP
+        async with self._composing_models(found, dependencies.override(model.name), revision):
+            dependencies.keep(model.name)
+            return dependencies.action(model.name, is_serving=True) is DependencyAction.KEEP
 
     async def _load(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> bool:
         """Loads what was found and swaps it in. Returns whether that succeeded; the request's folder is the model's then.
@@ -194,15 +196,18 @@ class ModelTransitions:
                 logger.warning("'%s' is not reloaded: another worker failed to", model.name)
                 return False
         with self._placement.loading(model):
-            await self._prepare_dependencies(found, override, revision)
-            if not model.served:
-                loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
-                await self._records.write(replace(model.record(), versions=loading, reason=""))
-            # Versions that are retiring may be unloaded before the load ends, so they can't be taken over.
-            serving = None if model.retiring else model.result
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._pool, self._context.loader.load, found, override, serving)
-            return await self._swap_in(model, result, request)
+            async with self._composing_models(found, override, revision):
+                return await self._load_and_swap_in(model, found, request)
+
+    async def _load_and_swap_in(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> bool:
+        if not model.served:
+            loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
+            await self._records.write(replace(model.record(), versions=loading, reason=""))
+        # Versions that are retiring may be unloaded before the load ends, so they can't be taken over.
+        serving = None if model.retiring else model.result
+        loop = asyncio.get_running_loop()
+        result = await loop.run_in_executor(self._pool, self._context.loader.load, found, request.override, serving)
+        return await self._swap_in(model, result, request)
 
     async def _swap_in(self, model: ManagedModel, result: LoadResult, request: _LoadRequest) -> bool:
         model.error = result.error
@@ -229,19 +234,27 @@ class ModelTransitions:
 
     # The composing models of ensembles
 
-    async def _prepare_dependencies(self, found: FoundModel, override: str | None, revision: int) -> None:
-        """Loads the composing models of an ensemble first, as far as this worker is responsible for them."""
+    @asynccontextmanager
+    async def _composing_models(self, found: FoundModel, override: str | None, revision: int) -> AsyncIterator[None]:
+        """Loads the composing models of an ensemble first, as far as this worker is responsible for them.
+
+        Within the context requests to unload them wait, as in Triton.
+        """
         dependencies = self._context.dependencies
         config = await asyncio.to_thread(dependencies.read, found, override)
         if config is None:
             dependencies.forget(found.identity)
+            yield
             return
         dependencies.follow(found, config, override)
         # As in Triton: every model with the name of a step, in any namespace.
         names = await asyncio.to_thread(self._repository.identities, composing_models(config))
-        await asyncio.gather(*(self._load_dependency(name, revision) for name in names))
-        for name in {plain_name(identity) for identity in names} - set(names):
-            await self._end_only_one(name)
+        plain_names = {plain_name(identity) for identity in names}
+        with self._models.in_use(plain_names):
+            await asyncio.gather(*(self._load_dependency(name, revision) for name in names))
+            for name in plain_names - set(names):
+                await self._end_only_one(name)
+            yield
 
     async def _end_only_one(self, name: str) -> None:
         """Unloads the model that had this name for itself before models of other namespaces had it too."""

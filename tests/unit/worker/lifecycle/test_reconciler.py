@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,6 +50,7 @@ class Loader:
         self.broken: set[str] = set()
         self.loads: list[str] = []
         self.overrides: list[str | None] = []
+        self.gates: dict[str, threading.Event] = {}
 
     def look(self) -> RepositorySnapshot:
         return self.repository.snapshot()
@@ -56,6 +58,8 @@ class Loader:
     def load(self, found: FoundModel, override: str | None, serving: LoadResult | None) -> LoadResult:
         self.loads.append(found.identity)
         self.overrides.append(override)
+        if found.name in self.gates:
+            assert self.gates[found.name].wait(20)
         if found.name in self.broken:
             records = {number: VersionRecord(ModelState.UNAVAILABLE, "Internal: no") for number in found.versions}
             return LoadResult(found.identity, records=records, error=invalid("no"))
@@ -439,6 +443,24 @@ async def test_a_composing_model_that_was_unloaded_later_stays_unloaded(tmp_path
         worker.desired.request(DesiredModel("whole", 1, LOAD))
         await eventually(lambda: "whole" in worker.installed)
         assert worker.loader.loads == ["whole"]
+
+
+async def test_a_composing_model_is_not_unloaded_while_its_ensemble_is_loaded(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, control_mode="explicit")
+    worker.add("whole", ENSEMBLE)
+    worker.add("part")
+    gate = worker.loader.gates["whole"] = threading.Event()
+    async with worker.running():
+        worker.desired.request(DesiredModel("whole", 1, LOAD))
+        await eventually(lambda: "whole" in worker.loader.loads)
+        worker.desired.request(DesiredModel("part", 2, UNLOAD))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert worker.states("part") == {1: "READY"}
+        gate.set()
+        await eventually(lambda: worker.unloaded == [("part", 1)])
+        assert worker.written[-1].name == "part"
+        assert "whole" in worker.installed
 
 
 # Health
