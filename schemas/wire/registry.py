@@ -133,7 +133,8 @@ class WorkerRecord(Record, frozen=True):
     still accepts batches, until other workers serve the models that only it serves. `model_control_mode` is the
     worker's own, by Triton's names: loads and unloads on request are carried out by workers in mode "explicit".
     `unreadable` lists the model repositories that it cannot read, and why, where it loads all models of its
-    repositories. `outdated` lists those whose models are as they were when it could last read them: they serve on.
+    repositories, and `never_read` those of them that it could not read even once. `outdated` lists those whose models are
+    as they were when it could last read them: they serve on.
     `pid_namespace` and `started_ticks` identify its process together with `pid` (`weir.runtime.processes.state`).
     `link` is the address at which it accepts links of processes of its host (`weir.bus.links`), "" where it accepts
     none.
@@ -150,6 +151,7 @@ class WorkerRecord(Record, frozen=True):
     leaving: bool = False
     model_control_mode: str = "none"
     unreadable: list[str] = []
+    never_read: list[str] = []
     outdated: list[str] = []
     pid_namespace: NonNegative = 0
     started_ticks: NonNegative = 0

@@ -235,17 +235,18 @@ class Catalog:
         }
 
     def server_ready(self) -> bool:
-        """Whether any worker has settled. With strict readiness, also whether every model has a READY version that can run
-        and every model repository can be read.
+        """Whether any worker has settled, and any could read all its model repositories at least once.
+
+        With strict readiness, also whether every model has a READY version that can run and every repository can be read.
 
         Known models without a worker do not count: requests for them are accepted, and start a worker.
         """
-        workers = [view.record for view in self._registry.workers.values()]
-        if not self._away and not any(record.settled and not record.draining for record in workers):
+        workers = [view.record for view in self._registry.workers.values() if not view.record.draining]
+        if not self._away and not any(record.settled for record in workers):
             return False
-        if not self._is_complete():
+        if not self._is_complete() or (workers and all(record.never_read for record in workers)):
             return False
-        if self.is_strict and any(record.unreadable and not record.draining for record in workers):
+        if self.is_strict and any(record.unreadable for record in workers):
             return False
         return not self.is_strict or all(map(self._is_fully_ready, self.names()))
 

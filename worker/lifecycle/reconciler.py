@@ -61,6 +61,7 @@ class ModelReconciler:
         self._tasks = OperationTasks()
         self._transitions = ModelTransitions(context, self._tasks)
         self._unreadable: dict[Path, str] = {}
+        self._was_read: set[Path] = set()
         self._scheduled: set[str] = set()
         self._placement.on_step(self._on_placement_step)
         self._dependencies.on_change(self._on_dependency_change)
@@ -154,6 +155,7 @@ class ModelReconciler:
             logger.info("model repository '%s' can be read again", path.name)
         has_changed = self._unreadable != snapshot.unreadable
         self._unreadable = snapshot.unreadable
+        self._was_read |= set(self._repository.paths) - snapshot.unreadable.keys()
         if has_changed and not self._is_explicit:  # in explicit mode the repositories are scanned at the start only
             await self._publish_repositories()
         return snapshot.models
@@ -172,8 +174,11 @@ class ModelReconciler:
         mirrors = self._context.mirrors
         unusable = [] if self._is_explicit else mirrors.unusable()
         outdated = [failure for failure in mirrors.failures() if failure not in unusable]
-        unreadable = [] if self._is_explicit else list(self._unreadable.values())
-        await self._records.describe(unreadable=[*unreadable, *unusable], outdated=outdated)
+        problems = {} if self._is_explicit else self._unreadable
+        never_read = [problem for path, problem in problems.items() if path not in self._was_read]
+        await self._records.describe(
+            unreadable=[*problems.values(), *unusable], never_read=[*never_read, *unusable], outdated=outdated
+        )
 
     async def _load_at_start(self, name: str, found: FoundModel | None) -> None:
         async with self._models.turn(name) as model:

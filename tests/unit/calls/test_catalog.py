@@ -36,8 +36,8 @@ class Cluster:
         self.catalog = Catalog(self.registry, strict, clock=lambda: self.now_s)
         self._writers: dict[str, RegistryWriter] = {}
 
-    async def settle(self, worker: str, draining: bool = False) -> None:
-        record = WorkerRecord(worker, 1, settled=True, draining=draining, written_ns=time.time_ns())
+    async def settle(self, worker: str, draining: bool = False, **more: list[str]) -> None:
+        record = WorkerRecord(worker, 1, settled=True, draining=draining, written_ns=time.time_ns(), **more)  # type: ignore[arg-type]
         await self._writer(worker).write_worker(record)
         await self._bus.flush()
 
@@ -209,6 +209,20 @@ async def test_a_broken_model_affects_strict_readiness_only(nats_url: str, stric
             ("broken", "UNAVAILABLE", "INVALID_ARG: why"),
             ("m", "READY", ""),
         ]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+async def test_a_repository_that_was_never_read_makes_the_server_unready(nats_url: str, strict: bool) -> None:
+    async with cluster(nats_url, strict) as c:
+        await c.settle("w1", unreadable=["why"], never_read=["why"])
+        assert not c.catalog.server_ready(), "as Triton, which has not initialized then"
+        await c.settle("w1", unreadable=["why"])
+        assert c.catalog.server_ready() is not strict
+        await c.settle("w1", unreadable=["why"], never_read=["why"])
+        await c.settle("w2")
+        assert c.catalog.server_ready() is not strict, "another worker has them"
+        await c.settle("w1")
+        assert c.catalog.server_ready()
 
 
 async def test_models_of_draining_workers_do_not_count(nats_url: str) -> None:

@@ -112,6 +112,7 @@ class Worker:
         self.unloaded: list[tuple[str, int]] = []
         self.served: dict[str, Any] = {}  # what the registry says about composing models
         self.written: list[ModelRecord] = []
+        self.described: dict[str, Any] = {}
         self.removed: list[str] = []
         client = SimpleNamespace(
             registry=SimpleNamespace(on_model_change=self._on_model_change, workers={}),
@@ -200,8 +201,8 @@ class Worker:
         self.records.pop(name, None)
         self.removed.append(name)
 
-    async def _describe(self, **_changes: Any) -> None:
-        pass
+    async def _describe(self, **changes: Any) -> None:
+        self.described |= changes
 
     async def _roll(self, *_: object) -> WeirError | None:
         return None
@@ -297,6 +298,22 @@ async def test_a_failed_reload_leaves_the_old_versions_and_is_tried_again_after_
         await worker.reconciler.poll_once()
         assert worker.states("m") == {1: "READY", 2: "READY", 3: "READY"}
         assert worker.records["m"].rejected == ""
+
+
+async def test_a_repository_counts_as_never_read_until_it_can_be_read_once(tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    worker = Worker(tmp_path, later, control_mode="poll")
+    worker.add("m")
+    problem = "failed to read model repository 'later': No such file or directory"
+    async with worker.running() as problems:
+        assert problems == [problem]
+        assert worker.described == {"unreadable": [problem], "never_read": [problem], "outdated": []}
+        later.mkdir()
+        await worker.reconciler.poll_once()
+        assert worker.described == {"unreadable": [], "never_read": [], "outdated": []}
+        later.rmdir()
+        await worker.reconciler.poll_once()
+        assert worker.described == {"unreadable": [problem], "never_read": [], "outdated": []}
 
 
 async def test_an_unreadable_repository_keeps_its_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
