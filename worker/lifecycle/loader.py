@@ -132,10 +132,10 @@ class ModelLoader:
         name = result.name
         try:
             _check_files(result)
-            source = read_config(found, override)
+            source = self._read_config(found, override)
             moved = self._apply_agents(result, found, source.config)
             if moved is not None:
-                found, source = moved, read_config(moved, override)
+                found, source = moved, self._read_config(moved, override)
                 serving = None  # its versions were loaded from another folder
         except WeirError as error:
             result.reason = _reason(error)
@@ -172,6 +172,13 @@ class ModelLoader:
                 self._load_version(result, backend, found, number, serving)
         self._conclude(result, serving)
         return result
+
+    def _read_config(self, found: FoundModel, override: str | None) -> ConfigSource:
+        """As `read_config`, but a model without a configuration is an error where none is completed (INTERNAL)."""
+        source = read_config(found, override)
+        if override is None and not found.config_file and not self._policy.auto_complete:
+            raise internal(f"failed to open text file for read {found.name}/{CONFIG_FILE}: No such file or directory")
+        return source
 
     def _apply_agents(self, result: LoadResult, found: FoundModel, config: ModelConfig) -> FoundModel | None:
         """Runs the repository agents. Returns the model in the folder where they have put it, None if they did not."""

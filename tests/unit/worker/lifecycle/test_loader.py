@@ -182,6 +182,27 @@ def test_a_load_is_retried_as_often_as_configured(tmp_path: Path, caplog: pytest
     assert sum("loading 'neg' version 1 again" in line for line in caplog.messages) == 2
 
 
+def test_without_completion_a_model_needs_a_configuration(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = write_model(tmp_path, "neg") / "config.pbtxt"
+    override = ModelConfig(backend="onnxruntime").model_dump_json(exclude_defaults=True)
+    config.unlink()
+    loader = ModelLoader(ModelRepository([tmp_path]), environment(), policy=LoadPolicy(auto_complete=False))
+    result = loader.load(loader.look().models["neg"])
+    assert result.served == {}
+    missing = "failed to open text file for read neg/config.pbtxt: No such file or directory"
+    assert result.reason == f"Internal: {missing}"
+    assert f"Poll failed for model directory 'neg': {missing}" in caplog.messages
+    assert result.error is not None
+    assert result.error.message == "failed to load 'neg', failed to poll from model repository"
+    sent = loader.load(loader.look().models["neg"], override)
+    assert "failed to open" not in sent.reason
+    for served in sent.served.values():
+        served.unload()
+    completing = ModelLoader(ModelRepository([tmp_path]), environment()).load(loader.look().models["neg"])
+    assert sorted(completing.served) == [1]
+    completing.served[1].unload()
+
+
 def test_a_folder_of_too_many_files_is_rejected(
     loading: Loading, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
