@@ -94,6 +94,13 @@ class _LoadRequest(NamedTuple):
     rolls: bool = False
 
 
+class _Swapped(NamedTuple):
+    """A load that has succeeded: the task that unloads what it has replaced, which an update in place does in part only."""
+
+    unload: asyncio.Task[None]
+    is_update: bool
+
+
 class ModelTransitions:
     """Loads and unloads models. Every method expects to run in the model's turn."""
 
@@ -124,8 +131,12 @@ class ModelTransitions:
         else:
             if wanted.keeps_unchanged and await self._is_unchanged(model, found, revision):
                 model.error, model.rejected = None, ""
-            elif await self._load(model, found, _LoadRequest(wanted.config, revision, folder, rolls=True)):
+            elif swapped := await self._load(model, found, _LoadRequest(wanted.config, revision, folder, rolls=True)):
                 folder = None
+                if swapped.is_update:
+                    # As in Triton, the request ends after the instances that it removes; schedulers know that at once.
+                    await self._records.publish(model)
+                    await asyncio.shield(swapped.unload)
             elif model.error is not None and model.error.code is ErrorCode.INTERNAL:
                 model.reason = ""  # as in Triton, a model whose folder can't be polled is not listed
         if folder is not None:
@@ -180,8 +191,8 @@ class ModelTransitions:
             dependencies.keep(model.name)
             return dependencies.action(model.name, is_serving=True) is DependencyAction.KEEP
 
-    async def _load(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> bool:
-        """Loads what was found and swaps it in. Returns whether that succeeded; the request's folder is the model's then.
+    async def _load(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> _Swapped | None:
+        """Loads what was found and swaps it in. Returns None if that failed, else the request's folder is the model's.
 
         Where the placement plan gives the model to other workers, nothing is loaded and `model.error` stays None. If the
         request `rolls`, a model that serves is reloaded after the workers before this one, and not if one of them failed.
@@ -189,17 +200,19 @@ class ModelTransitions:
         override, revision = request.override, request.revision
         model.path, model.seen = found.path, await asyncio.to_thread(model_fingerprint, found)
         if not await self._placement.admits(model, found, override, revision):
-            return False
+            return None
         if request.rolls and model.is_serving:
             model.error = await self._context.rolling.turn(model.name, revision, self._placement.holders(model.name))
             if model.error is not None:
                 logger.warning("'%s' is not reloaded: another worker failed to", model.name)
-                return False
+                return None
         with self._placement.loading(model):
             async with self._composing_models(found, override, revision):
                 return await self._load_and_swap_in(model, found, request)
 
-    async def _load_and_swap_in(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> bool:
+    async def _load_and_swap_in(
+        self, model: ManagedModel, found: FoundModel, request: _LoadRequest
+    ) -> _Swapped | None:
         if not model.served:
             loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
             await self._records.write(replace(model.record(), versions=loading, reason=""))
@@ -209,14 +222,14 @@ class ModelTransitions:
         result = await loop.run_in_executor(self._pool, self._context.loader.load, found, request.override, serving)
         return await self._swap_in(model, result, request)
 
-    async def _swap_in(self, model: ManagedModel, result: LoadResult, request: _LoadRequest) -> bool:
+    async def _swap_in(self, model: ManagedModel, result: LoadResult, request: _LoadRequest) -> _Swapped | None:
         model.error = result.error
         self._context.dependencies.tried(model.name, result.error is not None and model.is_serving)
         if result.error is not None:
             model.reject(result)
             if result.elsewhere:
                 await self._placement.withdraw(model.name)
-            return False
+            return None
         self._stop_drain(model)
         for served in result.served.values():
             served.take_over()
@@ -227,10 +240,10 @@ class ModelTransitions:
         old_folder, model.folder = model.folder, request.folder
         if model.retiring:
             result.agents[:0], old_agents = old_agents, []  # versions that they prepared still run
-        self._tasks.clean_up(self._unload_versions(model, replaced, old_folder, old_agents))
+        unload = self._tasks.clean_up(self._unload_versions(model, replaced, old_folder, old_agents))
         if model.retiring:
             self._start_drain(model)
-        return True
+        return _Swapped(unload, is_update=any(served.is_succeeded for served in replaced))
 
     # The composing models of ensembles
 

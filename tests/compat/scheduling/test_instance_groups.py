@@ -45,7 +45,7 @@ class Answer(NamedTuple):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("groups")
     (models := folder / "models").mkdir()
-    for name in ("who", "busy", "sums", "broken"):
+    for name in ("who", "busy", "ending", "sums", "broken"):
         write_python_model(models, name, "whoami", INPUTS, OUTPUTS, 4)
     started = Server(folder, models, "--model-control-mode=explicit", *POLICIES)
     try:
@@ -165,6 +165,31 @@ def test_an_update_under_load_loses_nothing_and_keeps_processes(server: Server, 
     log = server.log()
     assert log.count("successfully loaded 'busy'") == 4
     assert "successfully unloaded 'busy'" not in log
+
+
+def test_a_load_that_removes_instances_ends_after_them(server: Server, client: InferenceServerClient) -> None:
+    # As in Triton: what instances hold is free for whatever the client loads next.
+    folder = server.folder / "models" / "ending"
+    ends, gate = server.folder / "ends", server.folder / "gate"
+    finalize = f"""
+    def finalize(self):
+        open({str(ends)!r}, "a").close()
+        while not os.path.exists({str(gate)!r}):
+            time.sleep(0.01)
+"""
+    (folder / "1" / "model.py").write_text((folder / "1" / "model.py").read_text() + finalize)
+    load(server, "ending", "{ count: 2 kind: KIND_CPU }")
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(load, server, "ending", "{ count: 1 kind: KIND_CPU }")
+        try:
+            wait_until(ends.exists)
+            for _ in range(20):
+                ask(client, "ending")
+            assert not loading.done()
+        finally:
+            gate.touch()
+        loading.result()
+    load(server, "ending", "{ count: 2 kind: KIND_CPU }")
 
 
 def test_what_can_t_be_updated_goes_on(server: Server, client: InferenceServerClient) -> None:

@@ -51,6 +51,7 @@ class Loader:
         self.loads: list[str] = []
         self.overrides: list[str | None] = []
         self.gates: dict[str, threading.Event] = {}
+        self.updates_in_place = False
 
     def look(self) -> RepositorySnapshot:
         return self.repository.snapshot()
@@ -64,6 +65,8 @@ class Loader:
             records = {number: VersionRecord(ModelState.UNAVAILABLE, "Internal: no") for number in found.versions}
             return LoadResult(found.identity, records=records, error=invalid("no"))
         served = {number: cast(Any, Version(found.identity, number)) for number in found.versions}
+        for version in () if serving is None else serving.served.values():
+            version.is_succeeded = self.updates_in_place
         config = ModelConfig(name=found.name)
         return LoadResult(found.identity, config=config, served=served, fingerprint=folder_fingerprint(found))
 
@@ -110,6 +113,8 @@ class Worker:
         self.records: dict[str, ModelRecord] = {}
         self.installed: dict[str, LoadResult] = {}
         self.unloaded: list[tuple[str, int]] = []
+        self.unloads = threading.Event()
+        self.unloads.set()
         self.served: dict[str, Any] = {}  # what the registry says about composing models
         self.written: list[ModelRecord] = []
         self.described: dict[str, Any] = {}
@@ -188,6 +193,7 @@ class Worker:
         del self.installed[name]
 
     def unload_version(self, served: Any) -> None:
+        assert self.unloads.wait(20)
         self.unloaded.append((served.model.name, served.model.version))
 
     def _on_model_change(self, listener: Callable[[str], None]) -> None:
@@ -339,6 +345,23 @@ async def test_requests_on_one_model_are_carried_out_in_order(tmp_path: Path) ->
         await eventually(lambda: worker.states("m") == {1: "UNAVAILABLE"})
         assert worker.records["m"].versions[1].reason == UNLOADED
         assert worker.records["m"].revision == 2
+
+
+async def test_an_update_in_place_ends_after_the_instances_that_it_removes(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, control_mode="explicit")
+    worker.add("m")
+    async with worker.running():
+        worker.desired.request(DesiredModel("m", 1, LOAD))
+        await eventually(lambda: "m" in worker.records and worker.records["m"].revision == 1)
+        worker.add("m", "instance_group { count: 1 }")
+        worker.loader.updates_in_place = True
+        worker.unloads.clear()
+        worker.desired.request(DesiredModel("m", 2, LOAD))
+        await eventually(lambda: worker.records["m"].in_force == 2)
+        assert worker.records["m"].revision == 1, "schedulers know of the update, its client has to wait"
+        worker.unloads.set()
+        await eventually(lambda: worker.records["m"].revision == 2)
+        assert worker.unloaded == [("m", 1)]
 
 
 async def test_a_plain_load_keeps_a_sent_configuration_until_the_files_change(tmp_path: Path) -> None:
