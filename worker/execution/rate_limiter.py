@@ -2,7 +2,8 @@
 
 Source: Triton's rate limiter (`--rate-limit=execution_count`). An instance holds its resources while it executes. Waiting
 instances are granted in the order of the number of their executions times their priority: of two instances that always
-wait, the one of priority 2 executes half as often.
+wait, the one of priority 2 executes half as often. Each begins with `LOADING_EXECUTIONS`, so instances of higher priority
+(a smaller number) are ahead from the start.
 
 Two differences from Triton: a waiting instance blocks only instances that need one of its resources, not all; and a model
 that is loaded late starts level with the others, instead of executing alone until it has caught up.
@@ -30,6 +31,9 @@ GLOBAL = -2
 
 EACH_DEVICE = -1
 """The device of an explicit amount that each device has."""
+
+LOADING_EXECUTIONS = 2
+"""Executions with which an instance begins: Triton counts its initialization and its warm-up."""
 
 M = TypeVar("M", bound=Hashable)
 """The type that identifies an instance."""
@@ -72,11 +76,16 @@ class _State(Enum):
 class _Member:
     needs: Needs
     used: int
-    """The number of its executions times its priority."""
+    """The number of its executions times its priority, without those of its loading."""
     state: _State = _State.IDLE
     requested: int = 0
     """The number of its request among all requests, which decides between equal members."""
     holds: Mapping[Resource, int] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """What decides between waiting members: the smallest is granted first."""
+        return self.used + LOADING_EXECUTIONS * self.needs.priority, self.requested
 
 
 class RateLimiter(Generic[M]):
@@ -139,7 +148,7 @@ class RateLimiter(Generic[M]):
 
     def _granted(self) -> list[M]:
         waiting = [(name, member) for name, member in self._members.items() if member.state is _State.WAITING]
-        waiting.sort(key=lambda entry: (entry[1].used, entry[1].requested))
+        waiting.sort(key=lambda entry: entry[1].rank)
         granted: list[M] = []
         # A resource that a waiting instance needs is not granted to instances behind it: otherwise instances with small
         # needs could starve it.

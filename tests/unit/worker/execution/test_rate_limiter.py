@@ -16,6 +16,7 @@ from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.worker.execution.rate_limiter import (
     EACH_DEVICE,
     GLOBAL,
+    LOADING_EXECUTIONS,
     InstancePermit,
     Needs,
     RateLimiter,
@@ -136,7 +137,9 @@ def test_instances_that_always_wait_execute_by_priority(priorities: list[int], p
     for _ in range(permits):
         (running,) = model.executing
         model.release(running, True)
-    used = [model.executions[number] * priority for number, priority in enumerate(priorities)]
+    used = [
+        (model.executions[number] + LOADING_EXECUTIONS) * priority for number, priority in enumerate(priorities)
+    ]
     assert max(used) - min(used) <= max(priorities)
 
 
@@ -160,10 +163,46 @@ def test_priority_2_executes_half_as_often_as_priority_1() -> None:
     model = Model()
     for number, priority in enumerate([1, 2]):
         model.add(number, Needs({A: 1}, priority))
+    for number in (0, 1):
         model.request(number)
     for _ in range(299):
         model.release(*model.executing, True)
     assert model.executions == {0: 200, 1: 100}
+
+
+def test_an_instance_of_a_higher_priority_is_ahead_from_the_start() -> None:
+    # The order of Triton 2.51, which counts the initialization and the warm-up of an instance as executions of it.
+    for first in (0, 1):
+        limiter: RateLimiter[int] = RateLimiter()
+        limiter.add(0, Needs({A: 1}, 1))
+        limiter.add(1, Needs({A: 1}, 2))
+        order = limiter.request(first)
+        limiter.request(1 - first)
+        for _ in range(8):
+            order += limiter.release(order[-1], True)
+        assert order == [[0, 0, 1, 0, 0, 1, 0, 0, 1], [1, 0, 0, 0, 0, 1, 0, 0, 1]][first]
+
+
+def test_two_clients_with_requests_in_flight_are_served_as_by_triton() -> None:
+    """Each client keeps 8 requests in flight; both stop when one has sent 80. Triton serves 80 and 44 of them."""
+    limiter: RateLimiter[int] = RateLimiter()
+    limiter.add(0, Needs({("R1", 0): 4}, 1))
+    limiter.add(1, Needs({("R1", 0): 2, ("R2", GLOBAL): 2}, 2))
+    sent, served = [8, 8], [0, 0]
+    (running,) = limiter.request(0)
+    limiter.request(1)
+    is_over, waits_to_send = False, [True, True]
+    while True:
+        served[running] += 1
+        if waits_to_send[running]:
+            sent[running] += 1
+            is_over = is_over or sent[running] == 80
+            waits_to_send[running] = not is_over
+        granted = limiter.release(running, sent[running] > served[running])
+        if not granted:
+            break
+        (running,) = granted
+    assert served == [80, 44]
 
 
 def test_a_waiting_instance_is_not_overtaken_by_one_with_smaller_needs() -> None:
