@@ -48,7 +48,7 @@ class WantedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     object in the object store by the path in the folder. `registered` replaces it by another folder (`source`).
 
     A load that replaces nothing leaves a model as it is whose files have not changed, with the `config` of an earlier load
-    if there is one, unless it `drops_override`. Older releases don't have this field and `registered`, so they are sent only
+    if there is one, unless it `drops_override`. Older releases have neither this field nor `registered`: they are sent only
     where they are set.
     """
 

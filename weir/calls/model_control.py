@@ -212,9 +212,7 @@ class ModelControl:
         if not task.cancelled() and task.exception() is not None and not isinstance(task.exception(), WeirError):
             logger.error("an operation on the repository failed", exc_info=task.exception())
 
-    async def _load(
-        self, name: str, wanted: WantedModel, files: Mapping[str, bytes], explicit: bool = True
-    ) -> None:
+    async def _load(self, name: str, wanted: WantedModel, files: Mapping[str, bytes], explicit: bool = True) -> None:
         """Loads what is `wanted`, with the contents of its `files` by path."""
         workers = self._operated_workers()
         if not workers:

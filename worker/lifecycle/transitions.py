@@ -210,9 +210,7 @@ class ModelTransitions:
             async with self._composing_models(found, override, revision):
                 return await self._load_and_swap_in(model, found, request)
 
-    async def _load_and_swap_in(
-        self, model: ManagedModel, found: FoundModel, request: _LoadRequest
-    ) -> _Swapped | None:
+    async def _load_and_swap_in(self, model: ManagedModel, found: FoundModel, request: _LoadRequest) -> _Swapped | None:
         if not model.served:
             loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
             await self._records.write(replace(model.record(), versions=loading, reason=""))

@@ -107,25 +107,33 @@ def test_what_can_not_be_read_is_one_model_s_problem(polling: Repository) -> Non
     assert polling.added("elsewhere") == 3
 
 
-@pytest.mark.parametrize("strict", ["true", "false"])
-def test_a_server_without_its_repository_is_not_ready_until_it_is_there(tmp_path: Path, strict: str) -> None:
-    # Triton is not live either: it would not serve the models of other repositories.
-    more = f"--model-repository={tmp_path / 'more'}"
-    poll = ("--model-control-mode=poll", "--repository-poll-secs=0.1")
+@pytest.fixture(params=["true", "false"], ids=["strict", "lenient"])
+def incomplete(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Repository, bool]]:
+    """A server, one of whose repositories is missing, and whether its readiness is strict."""
     (tmp_path / "models").mkdir()
     write_adds(tmp_path / "models", "there", 1)
-    for repository in serving(tmp_path, more, *poll, "--exit-on-error=false", f"--strict-readiness={strict}"):
-        wait_until(lambda: repository.server.is_ready("there"))
-        for client in (repository.http, repository.grpc):
-            assert client.is_server_live()
-            assert not client.is_server_ready()
-        assert repository.http.get_server_metadata()["name"] == "triton"
-        assert repository.added("there") == 1
-        (tmp_path / "more").mkdir()
-        wait_until(repository.http.is_server_ready)
-        (tmp_path / "more").rmdir()
-        wait_until(lambda: repository.server.log().count("failed to read model repository 'more'") == 2)
-        wait_until(lambda: repository.http.is_server_ready() is (strict == "false"))
+    poll = ("--model-control-mode=poll", "--repository-poll-secs=0.1")
+    missing = (f"--model-repository={tmp_path / 'more'}", "--exit-on-error=false")
+    for repository in serving(tmp_path, *poll, *missing, f"--strict-readiness={request.param}"):
+        yield repository, request.param == "true"
+
+
+def test_a_server_without_its_repository_is_not_ready_until_it_is_there(
+    incomplete: tuple[Repository, bool], tmp_path: Path
+) -> None:
+    # Triton is not live either: it would not serve the models of other repositories.
+    repository, is_strict = incomplete
+    wait_until(lambda: repository.server.is_ready("there"))
+    for client in (repository.http, repository.grpc):
+        assert client.is_server_live()
+        assert not client.is_server_ready()
+    assert repository.http.get_server_metadata()["name"] == "triton"
+    assert repository.added("there") == 1
+    (tmp_path / "more").mkdir()
+    wait_until(repository.http.is_server_ready)
+    (tmp_path / "more").rmdir()
+    wait_until(lambda: repository.server.log().count("failed to read model repository 'more'") == 2)
+    wait_until(lambda: repository.http.is_server_ready() is not is_strict)
 
 
 def test_without_control_models_stay_as_they_were_at_the_start(tmp_path: Path) -> None:

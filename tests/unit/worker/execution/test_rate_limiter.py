@@ -137,9 +137,7 @@ def test_instances_that_always_wait_execute_by_priority(priorities: list[int], p
     for _ in range(permits):
         (running,) = model.executing
         model.release(running, True)
-    used = [
-        (model.executions[number] + LOADING_EXECUTIONS) * priority for number, priority in enumerate(priorities)
-    ]
+    used = [(model.executions[number] + LOADING_EXECUTIONS) * priority for number, priority in enumerate(priorities)]
     assert max(used) - min(used) <= max(priorities)
 
 

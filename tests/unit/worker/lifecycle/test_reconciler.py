@@ -376,7 +376,9 @@ async def test_a_plain_load_keeps_a_sent_configuration_until_the_files_change(tm
             (4, WantedModel(True, config="{ }"), ["{}", None, "{ }"]),
         ):
             worker.desired.request(DesiredModel("m", revision, wanted))
-            await eventually(lambda expected=revision: "m" in worker.records and worker.records["m"].revision == expected)
+            await eventually(
+                lambda expected=revision: "m" in worker.records and worker.records["m"].revision == expected
+            )
             assert worker.loader.overrides == overrides
         assert worker.records["m"].in_force == 4
         worker.add("m", "# changed")
