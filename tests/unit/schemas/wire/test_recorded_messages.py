@@ -267,7 +267,7 @@ PACKED: dict[str, Callable[[], bytes]] = {
 MORE_FIELDS = {"drain": 1, "pushed": 1, "batch": 3, "batch_rows": 3, "series": 3, "state_piece": 2}
 """Messages that now end with so many more fields, which every reader has always ignored."""
 
-_ADDED_TO_WORKERS = {"outdated": [], "pid_namespace": 0, "started_ticks": 0, "link": ""}
+_ADDED_TO_WORKERS = {"never_read": [], "outdated": [], "pid_namespace": 0, "started_ticks": 0, "link": ""}
 ADDED_TO_RECORDS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("worker_record", "new_worker_record"), _ADDED_TO_WORKERS),
     **{key: {"completed": []} for key in ("model_record", "empty_model_record")},
