@@ -15,6 +15,7 @@ about a model, and when, is decided in `weir.worker.lifecycle.reconciler`.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -181,7 +182,7 @@ class ModelTransitions:
 
         As in Triton, a configuration that a client has sent with an earlier load stays in force as long as that is so.
         """
-        if model.result is None or model.retiring or found.problem:
+        if model.result is None or not model.is_serving or found.problem:
             return False
         if model.result.fingerprint != await asyncio.to_thread(folder_fingerprint, found):
             return False
@@ -214,8 +215,11 @@ class ModelTransitions:
         if not model.served:
             loading = {number: VersionRecord(ModelState.LOADING) for number in found.versions}
             await self._records.write(replace(model.record(), versions=loading, reason=""))
-        # Versions that are retiring may be unloaded before the load ends, so they can't be taken over.
-        serving = None if model.retiring else model.result
+        serving = model.result
+        if serving is not None and model.retiring:
+            # Versions that are retiring may be unloaded before the load ends, so they can't be taken over.
+            kept = {number: served for number, served in serving.served.items() if number not in model.retiring}
+            serving = dataclasses.replace(serving, served=kept)
         loop = asyncio.get_running_loop()
         result = await loop.run_in_executor(self._pool, self._context.loader.load, found, request.override, serving)
         return await self._swap_in(model, result, request)

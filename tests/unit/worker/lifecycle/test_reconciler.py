@@ -50,6 +50,7 @@ class Loader:
         self.broken: set[str] = set()
         self.loads: list[str] = []
         self.overrides: list[str | None] = []
+        self.reusable: list[set[int]] = []
         self.gates: dict[str, threading.Event] = {}
         self.updates_in_place = False
 
@@ -59,6 +60,7 @@ class Loader:
     def load(self, found: FoundModel, override: str | None, serving: LoadResult | None) -> LoadResult:
         self.loads.append(found.identity)
         self.overrides.append(override)
+        self.reusable.append(set() if serving is None else set(serving.served))
         if found.name in self.gates:
             assert self.gates[found.name].wait(20)
         if found.name in self.broken:
@@ -345,6 +347,28 @@ async def test_requests_on_one_model_are_carried_out_in_order(tmp_path: Path) ->
         await eventually(lambda: worker.states("m") == {1: "UNAVAILABLE"})
         assert worker.records["m"].versions[1].reason == UNLOADED
         assert worker.records["m"].revision == 2
+
+
+async def test_versions_that_retire_do_not_make_a_model_changed(tmp_path: Path) -> None:
+    worker = Worker(tmp_path, control_mode="explicit", startup=("m",))
+    for number in (1, 2):
+        worker.add("m", version=number)
+    async with worker.running():
+        (tmp_path / "m" / "1").rmdir()
+        worker.drains.agrees.clear()
+        worker.desired.request(DesiredModel("m", 1, LOAD))
+        await eventually(lambda: worker.states("m") == {1: "UNLOADING", 2: "READY"})
+        loads = list(worker.loader.loads)
+        worker.desired.request(DesiredModel("m", 2, LOAD))
+        await eventually(lambda: worker.records["m"].revision == 2)
+        assert worker.loader.loads == loads
+        assert worker.states("m") == {1: "UNLOADING", 2: "READY"}
+        worker.add("m", version=3)
+        worker.desired.request(DesiredModel("m", 3, LOAD))
+        await eventually(lambda: worker.records["m"].revision == 3)
+        assert worker.loader.reusable[-1] == {2}, "what retires may be unloaded before the load ends"
+        worker.drains.agrees.set()
+        await eventually(lambda: worker.states("m")[1] == "UNAVAILABLE")
 
 
 async def test_an_update_in_place_ends_after_the_instances_that_it_removes(tmp_path: Path) -> None:
