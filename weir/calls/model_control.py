@@ -22,7 +22,7 @@ from nats.errors import Error as NatsError
 from weir.bus.kv.desired_models import DesiredModels, next_revision
 from weir.bus.kv.model_files import ModelFiles, object_name
 from weir.bus.kv.registry import RegistryView
-from weir.repository.dependencies import unneeded_models
+from weir.repository.dependencies import composing_models, unneeded_models
 from weir.repository.paths import check_model_name
 from weir.runtime.containment import contained
 from weir.schemas.config.model_config import ModelConfig
@@ -156,11 +156,29 @@ class ModelControl:
             configs = [config for config in self._configs() if config.name == name]
             dependents = list(dict.fromkeys(d for config in configs for d in unneeded_models(config, in_use, explicit)))
         await self._run(name, self._unload(name))
+        await self._await_withdrawn()
         if dependents:
             await self._await_unloaded(name)
         for dependent in dependents:
             await self._run(dependent, self._unload(dependent))
         self._check_unloaded(name)
+
+    async def _await_withdrawn(self) -> None:
+        """Waits until workers have withdrawn the ensembles of unloaded models; `DEPENDENTS_TIMEOUT_S` at most."""
+        until_s = time.monotonic() + DEPENDENTS_TIMEOUT_S
+        while self._has_incomplete_ensembles() and time.monotonic() < until_s:
+            await asyncio.sleep(_UNLOAD_POLL_S)
+
+    def _has_incomplete_ensembles(self) -> bool:
+        """Whether an ensemble is READY although no worker serves one of its models."""
+        records = [
+            record for worker in self._live_workers() for record in self._registry.workers[worker].models.values()
+        ]
+        ready = [record for record in records if any(row.state == ModelState.READY for row in record.versions.values())]
+        names = {plain_name(record.name) for record in ready}
+        ensembles = [record.config for record in ready if record.config and "ensemble_scheduling" in record.config]
+        needed = {plain_name(n) for config in ensembles for n in composing_models(ModelConfig.model_validate(config))}
+        return not needed <= names
 
     async def _await_unloaded(self, name: str) -> None:
         """Waits until the ensemble's running requests, which still need its models, have ended; `DEPENDENTS_TIMEOUT_S`

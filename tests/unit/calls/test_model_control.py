@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from tests.support.waiting import eventually
@@ -183,6 +184,28 @@ async def test_workers_that_carry_out_no_operations_are_not_waited_for() -> None
         with pytest.raises(WeirError, match="explicit model load / unload is not allowed"):
             await operation
     assert not operations.is_explicit
+
+
+def of(name: str, state: ModelState, *parts: str) -> ModelRecord:
+    """The record of a model, or of an ensemble of these parts."""
+    steps = [{"model_name": part, "model_version": -1} for part in parts]
+    config = {"name": name, **({"ensemble_scheduling": {"step": steps}} if parts else {})}
+    return ModelRecord(name, {1: VersionRecord(state, instances=0)}, config, revision=1)
+
+
+async def test_an_unload_returns_once_the_ensembles_of_the_model_are_withdrawn() -> None:
+    unloaded = ModelRecord("m", {1: VersionRecord(ModelState.UNLOADING, instances=0)}, {"name": "m"})
+    operations, broker = a_cluster(holder=lambda revision: replace(unloaded, revision=revision))
+    models = operations._registry.workers["holder"].models
+    models |= {"inner": of("inner", ModelState.READY, "m"), "outer": of("outer", ModelState.READY, "inner")}
+    models |= {"other": of("other", ModelState.READY, "n"), "n": of("n", ModelState.READY)}
+    unload = asyncio.create_task(operations.unload("m", with_dependents=False))
+    await eventually(lambda: not broker.entries[-1].wanted.load)
+    for name in ("inner", "outer"):
+        await asyncio.sleep(0)
+        assert not unload.done(), f"'{name}' is still READY"
+        models[name] = of(name, ModelState.UNLOADING, "m")
+    await asyncio.wait_for(unload, 20)
 
 
 async def test_the_mode_of_the_last_workers_counts_while_there_is_none() -> None:
