@@ -83,14 +83,8 @@ def _write_all(fd: int, piece: Part) -> int:
 
 def main() -> None:
     """Serves the socket whose descriptor is the only argument, until its other end is closed."""
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    if os.getppid() != parent:
-        return
-    os.nice(NICENESS)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")  # when memory is short, this process goes, not its parent
+    become_helper()
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     gc.disable()  # a document has no cycles, and a collection would walk all of it
     while True:
@@ -98,17 +92,31 @@ def main() -> None:
         if not message:
             return
         status, answer_fd = _done(message.decode(), fds[0])
-        retires = _peak_resident_bytes() > RETIRE_BYTES
+        # getrusage(2) also counts the program that has started this one, before execve(2).
+        retires = memory_status_bytes("VmHWM") > RETIRE_BYTES
         socket.send_fds(connection, [ANSWER.pack(status, retires)], [answer_fd])
         os.close(answer_fd)
         if retires:
             return
 
 
-def _peak_resident_bytes() -> int:
-    """The most that this program has held. getrusage(2) also counts the program that has started it, before execve(2)."""
+def become_helper() -> None:
+    """Has this process end with the thread that started it, and yield processors and memory to it where they are short."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit()
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")  # when memory is short, this process goes, not its parent
+
+
+def memory_status_bytes(field: str) -> int:
+    """A size of this process in /proc/self/status: `VmHWM`, the most that was resident, or `VmData`, which RLIMIT_DATA
+    limits. 0 where the kernel does not report it.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     return 0
 
