@@ -1,11 +1,16 @@
-"""Models and values for the tests of job files."""
+"""Models and values for the tests of job files; `InProcess` reads Parquet files without a process of their own."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from weir.jobs.formats.input_files import InputFile, open_regular, printable_name
+from weir.jobs.formats.items import DeclaredInput
+from weir.jobs.formats.parquet_rows import READ_MEMORY_BYTES, ParquetRows, RowEvent
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, pack_bytes
 
@@ -42,3 +47,24 @@ def value(random: np.random.Generator, name: str, datatype: str, shape: tuple[in
     elif array.dtype.kind == "f":
         array[np.isnan(array)] = np.inf
     return Tensor(name, datatype, shape, array.tobytes())
+
+
+class InProcess:
+    """A `RowSource` in this process: an interpreter for each example of a test would take too long."""
+
+    def __init__(self, memory_bytes: int = READ_MEMORY_BYTES) -> None:
+        self._memory_bytes = memory_bytes
+
+    def count(self, file: InputFile, inputs: list[DeclaredInput]) -> int:
+        return self._opened(file, inputs).count()
+
+    def rows(self, file: InputFile, inputs: list[DeclaredInput], start: int) -> Iterator[RowEvent]:
+        return self._opened(file, inputs).rows(start)
+
+    def _opened(self, file: InputFile, inputs: list[DeclaredInput]) -> ParquetRows:
+        fd = open_regular(file)
+        try:
+            by_name = {declared.name: declared for declared in inputs}
+            return ParquetRows(fd, printable_name(file.name), by_name, self._memory_bytes)
+        finally:
+            os.close(fd)

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from enum import StrEnum
 from typing import Any, BinaryIO
 
@@ -28,10 +28,11 @@ from weir.jobs.formats.input_files import (
     is_folder_of,
     printable_name,
 )
-from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, ItemResult, JobInput, JobItem, declared_inputs
+from weir.jobs.formats.items import MAX_ITEM_BYTES, ItemResult, JobInput, JobItem, declared_inputs
 from weir.jobs.formats.jsonl import JsonLinesFile, JsonShards
 from weir.jobs.formats.npy import NumpyFile, NumpyShards
-from weir.jobs.formats.parquet import ParquetFile, ParquetShards
+from weir.jobs.formats.parquet import ParquetShards
+from weir.jobs.formats.parquet_reader import ParquetFile, ParquetReader, RowSource
 from weir.jobs.formats.shards import ShardFormat
 from weir.schemas.config.model_config import ModelConfig, ModelOutput
 from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
@@ -279,12 +280,16 @@ _OUTPUT_FORMATS = {InputFormat.NPY: OutputFormat.NPZ, InputFormat.PARQUET: Outpu
 
 
 def open_input(
-    paths: Sequence[str | os.PathLike[str]], format: InputFormat | str | None, config: ModelConfig
+    paths: Sequence[str | os.PathLike[str]],
+    format: InputFormat | str | None,
+    config: ModelConfig,
+    parquet: RowSource | None = None,
 ) -> JobInput:
     """Open the items in the files that `paths` (files, folders, patterns) name, for the model of `config`.
 
     Several files form one input, in sorted order. Format None is derived from the suffix, which must be the same for all
-    files; a folder with other files is a folder of files. Raises WeirError.
+    files; a folder with other files is a folder of files. Parquet files are read by `parquet`, by default in a process of
+    the input's own, which ends when the input is closed. Raises WeirError.
     """
     files = find_input_files(paths)
     in_folder = is_folder_of(paths)
@@ -296,15 +301,15 @@ def open_input(
         files = InputFiles.only(file for file in files if _BY_SUFFIX.get(_suffix(file)) is chosen)
         if not files:
             raise invalid(f"the job's input contains no files of format '{chosen}'")
-    return JoinedInput(files, [_reader(chosen, file, config, inputs) for file in files])
-
-
-def _reader(format: InputFormat, file: InputFile, config: ModelConfig, inputs: dict[str, DeclaredInput]) -> ItemFile:
-    if format is InputFormat.JSONL:
-        return JsonLinesFile(file, config.name, inputs)
-    if format is InputFormat.PARQUET:
-        return ParquetFile(file, inputs)
-    return NumpyFile(file, inputs)
+    with ExitStack() as opened:
+        if chosen is InputFormat.PARQUET:
+            source = parquet or opened.enter_context(closing(ParquetReader()))
+            readers: list[ItemFile] = [ParquetFile(file, inputs, source) for file in files]
+        elif chosen is InputFormat.JSONL:
+            readers = [JsonLinesFile(file, config.name, inputs) for file in files]
+        else:
+            readers = [NumpyFile(file, inputs) for file in files]
+        return JoinedInput(files, readers, opened.pop_all().close)
 
 
 def input_format(name: str) -> InputFormat:

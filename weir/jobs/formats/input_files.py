@@ -16,7 +16,7 @@ import os
 import stat
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -233,12 +233,19 @@ class ItemFile(Protocol):
 
 
 class JoinedInput(JobInput):
-    """The items of `files`, in order; each file has its reader in `readers`."""
+    """The items of `files`, in order; each file has its reader in `readers`, and `close` ends what they share."""
 
-    def __init__(self, files: Sequence[InputFile], readers: Sequence[ItemFile]) -> None:
+    def __init__(
+        self, files: Sequence[InputFile], readers: Sequence[ItemFile], close: Callable[[], None] = lambda: None
+    ) -> None:
         self._files = files
         self._readers = readers
+        self._close = close
         self._firsts: list[int] | None = None
+
+    def close(self) -> None:
+        """Implements `JobInput`."""
+        self._close()
 
     def count(self) -> int:
         """Implements `JobInput`."""

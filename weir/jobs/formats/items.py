@@ -9,10 +9,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from weir.schemas.config.model_config import ModelConfig, ModelInput
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.requests import InferRequest
-from weir.schemas.core.tensors import BY_CONFIG_NAME, Tensor
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor
 
 MAX_ITEM_BYTES = 64 << 20
 """Bytes of one item: a line, a row or a file. A larger one becomes an error, and is never completely in memory."""
@@ -75,25 +77,38 @@ class JobInput(ABC):
         Errors of single items, or of the rest of a file, become items with errors; nothing is raised.
         """
 
+    def close(self) -> None:  # noqa: B027 - most need not
+        """End what reads the items. They can't be read afterwards. May be called repeatedly."""
+
     @abstractmethod
     def fingerprint(self) -> str:
         """A text that changes when the files change: a job must not continue in the middle of a changed input."""
 
 
-class DeclaredInput:
-    """One input: its name, wire datatype, `dims` without the batch dimension, and whether it has a batch dimension."""
+class DeclaredInput(msgspec.Struct):
+    """One input: its name, wire datatype, `dims` without the batch dimension, and whether it has a batch dimension.
 
-    __slots__ = ("datatype", "dims", "has_batch", "name", "optional", "scalar", "size_bytes")
+    `size_bytes` are those of an element, 0 for BYTES; `scalar` is the shape of one element in a request.
+    """
 
-    def __init__(self, declared: ModelInput, batching: bool) -> None:
-        datatype = BY_CONFIG_NAME[declared.data_type]
-        self.name = declared.name
-        self.datatype = datatype.name
-        self.size_bytes = datatype.size_bytes
-        self.dims = tuple(declared.dims)
-        self.optional = declared.optional
-        self.has_batch = batching and not declared.is_shape_tensor
+    name: str
+    datatype: str
+    dims: tuple[int, ...]
+    optional: bool = False
+    has_batch: bool = False
+    size_bytes: int = 0
+    scalar: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.size_bytes = DATATYPES[self.datatype].size_bytes
         self.scalar = (1,) * (len(self.dims) + self.has_batch)
+
+    @classmethod
+    def of_config(cls, declared: ModelInput, batching: bool) -> DeclaredInput:
+        """An input of a model's configuration, which batches or does not."""
+        datatype = BY_CONFIG_NAME[declared.data_type].name
+        has_batch = batching and not declared.is_shape_tensor
+        return cls(declared.name, datatype, tuple(declared.dims), declared.optional, has_batch)
 
     def shape_of(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape, in a request, of a value of `shape`: adds a missing batch dimension of 1.
@@ -131,7 +146,7 @@ def declared_inputs(config: ModelConfig) -> dict[str, DeclaredInput]:
     """The inputs of a model by name. Raises WeirError if it has none."""
     if not config.input:
         raise invalid(f"model '{config.name}' declares no inputs")
-    return {declared.name: DeclaredInput(declared, config.max_batch_size > 0) for declared in config.input}
+    return {declared.name: DeclaredInput.of_config(declared, config.max_batch_size > 0) for declared in config.input}
 
 
 def check_names(names: Sequence[str], inputs: dict[str, DeclaredInput], what: str) -> None:

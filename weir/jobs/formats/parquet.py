@@ -1,149 +1,25 @@
-"""Parquet: each row is an item, each column an input; scalars, lists and lists of lists.
+"""Parquet: Arrow columns as tensors row by row, and tensors as columns. pyarrow is imported on first use.
 
-Converts Arrow columns to tensors row by row, and tensors to columns. pyarrow is imported on first use.
+`ColumnValues`: a column of scalars, lists or lists of lists as the contents of tensors. `weir.jobs.formats.parquet_rows`
+reads the items of a file with it.
 
 `ParquetShards`: a row for each item, with columns `item`, `source`, `error`, and one for each output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, BinaryIO
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from weir.jobs.formats.input_files import InputFile, open_regular, printable_name, unreadable_file
-from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, ItemResult, JobItem, check_names
+from weir.jobs.formats.items import ItemResult
 from weir.jobs.formats.jsonl import from_bf16, to_bf16
 from weir.jobs.formats.shards import OutputColumn, WholeShards, columns_of, text_of
 from weir.schemas.config.model_config import ModelOutput
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
-from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, pack_bytes, unpack_bytes
-
-BATCH_BYTES = 8 << 20
-MAX_BATCH_ROWS = 4096
-
-
-class ParquetFile:
-    """One Parquet file. Reads the schema at once; raises WeirError unless it matches the model."""
-
-    def __init__(self, file: InputFile, inputs: dict[str, DeclaredInput]) -> None:
-        self._file = file
-        self._name = printable_name(file.name)
-        with self._reading() as opened:
-            schema, metadata = opened.schema_arrow, opened.metadata
-            check_names(schema.names, inputs, f"'{self._name}': column")
-            self._inputs = [inputs[name] for name in schema.names]
-            for declared in self._inputs:
-                what = f"'{self._name}': column '{declared.name}'"
-                depth = check_column(schema.field(declared.name).type, declared.datatype, what)
-                if depth > 1 and depth not in (len(declared.dims), len(declared.dims) + declared.has_batch):
-                    raise invalid(f"{what} nests {depth} lists, but the input's dims are {list(declared.dims)}")
-            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-            self._ends = list(accumulate(group.num_rows for group in groups))
-            self._batch_rows = [
-                max(1, min(MAX_BATCH_ROWS, BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)))
-                for group in groups
-            ]
-
-    def count(self) -> int:
-        """Implements `ItemFile`."""
-        return self._ends[-1] if self._ends else 0
-
-    def items(self, start: int, first_number: int) -> Iterator[JobItem]:
-        """Implements `ItemFile`. Rows of a group that can't be read become items with errors; the next group is read
-        normally.
-        """
-        offset = first_number - start
-        with self._reading() as opened:
-            names = [declared.name for declared in self._inputs]
-            begin = 0
-            for group, end in enumerate(self._ends):
-                row = max(begin, start)
-                place = begin
-                begin = end
-                if row >= end:
-                    continue
-                error = invalid(f"'{self._name}' has changed after its items were counted")
-                try:
-                    for batch in opened.iter_batches(self._batch_rows[group], [group], names, use_threads=False):
-                        last = min(place + len(batch), end)
-                        if last > row:
-                            for inputs in self._rows_of(batch.slice(row - place)):
-                                yield JobItem(row + offset, f"{self._name}[{row}]", inputs)
-                                row += 1
-                        place += len(batch)
-                except (OSError, arrow().ArrowException) as problem:
-                    error = invalid(f"'{self._name}' can't be read: {_first_line(problem)}")
-                for missing in range(row, end):
-                    yield JobItem(missing + offset, f"{self._name}[{missing}]", error)
-
-    def _rows_of(self, batch: Any) -> Iterator[list[Tensor] | WeirError]:
-        columns = [self._column(batch.column(place), declared) for place, declared in enumerate(self._inputs)]
-        for _ in range(len(batch)):
-            tensors: list[Tensor] = []
-            problem: WeirError | None = None
-            for declared, column in zip(self._inputs, columns, strict=True):
-                value = next(column)
-                if isinstance(value, WeirError):
-                    problem = invalid(f"column '{declared.name}': {value.message}")
-                elif value is None:
-                    if not declared.optional:
-                        problem = invalid(f"column '{declared.name}' is null")
-                elif len(value[1]) > MAX_ITEM_BYTES:
-                    problem = invalid(f"column '{declared.name}' is larger than {MAX_ITEM_BYTES} bytes")
-                else:
-                    try:
-                        tensors.append(Tensor(declared.name, declared.datatype, declared.shape_of(value[0]), value[1]))
-                    except WeirError as error:
-                        problem = error
-            yield problem or tensors
-
-    def _column(self, column: Any, declared: DeclaredInput) -> Iterator[Row | WeirError | None]:
-        """The values of `column`, converted together; one by one if that fails, to find the invalid ones."""
-        try:
-            # Convert everything before the first value is returned.
-            yield from list(rows_of(column, declared.datatype))
-            return
-        except (arrow().ArrowException, WeirError) as problem:
-            if len(column) == 1:
-                yield problem if isinstance(problem, WeirError) else invalid(_first_line(problem))
-                return
-        for place in range(len(column)):
-            yield from self._column(column.slice(place, 1), declared)
-
-    def _reading(self) -> _Reading:
-        return _Reading(self._file)
-
-
-class _Reading:
-    """An open Parquet file, whose errors are WeirErrors."""
-
-    def __init__(self, file: InputFile) -> None:
-        self._file = file
-        self._close: Callable[[], None] = lambda: None
-
-    def __enter__(self) -> Any:
-        pyarrow = arrow()
-        name = printable_name(self._file.name)
-        source = open(open_regular(self._file), "rb")
-        self._close = source.close
-        try:
-            return pyarrow.parquet.ParquetFile(source, pre_buffer=False)
-        except (OSError, ValueError, pyarrow.ArrowException) as error:
-            source.close()
-            raise invalid(f"'{name}' is not a Parquet file: {_first_line(error)}") from None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        self._close()
-        if isinstance(error, OSError):
-            raise unreadable_file(self._file.name, error) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
-
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, unpack_bytes
 
 _NAMES = {
     "BOOL": "bool_",
@@ -161,6 +37,9 @@ _NAMES = {
     "FP64": "float64",
     "BYTES": "large_binary",
 }
+
+STRING_LENGTH = struct.Struct("<I")
+"""The length before each element of BYTES content."""
 
 Row = tuple[tuple[int, ...], bytes | memoryview]
 """(shape, content) of one value."""
@@ -207,39 +86,63 @@ def check_column(type: Any, datatype: str, what: str) -> int:
     return depth
 
 
-def rows_of(column: Any, datatype: str) -> Iterator[Row | WeirError | None]:
-    """The values of the Arrow array `column`; None for null, an error for a value that is not a tensor."""
-    pyarrow = arrow()
-    present = column.is_valid().to_numpy(zero_copy_only=False)
-    levels: list[np.ndarray] = []
-    count = len(column)
-    while pyarrow.types.is_nested(column.type):
-        lengths = pyarrow.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
-        levels.append(np.concatenate([[0], np.cumsum(lengths)]))
-        if levels[1:] and column.null_count:
-            raise invalid("a list within a list is null")
-        column = column.flatten()
-    if pyarrow.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    wanted = element_type(datatype)
-    if column.type != wanted:
-        column = column.cast(wanted)
-    nulls = None if not column.null_count else column.is_null().to_numpy(zero_copy_only=False)
-    contents = _ByteContents(column, datatype)
-    ranges: list[_Range | WeirError]
-    if len(levels) == 1:
-        ranges = [((end - begin,), begin, end) for begin, end in pairwise(levels[0].tolist())]
-    else:
-        ranges = [_range(levels, place) for place in range(count)]
-    for place, found in enumerate(ranges):
-        if not present[place]:
-            yield None
-        elif isinstance(found, WeirError):
-            yield found
-        elif nulls is not None and nulls[found[1] : found[2]].any():
-            yield invalid("a value within a list is null")
+class ColumnValues:
+    """The values of the Arrow array `column` as contents of tensors of `datatype`, one for each row.
+
+    Converts numbers at once, and strings when they are asked for: a dictionary of one large string is not repeated for
+    each row. Raises WeirError or ArrowException where the column can't be converted, MemoryError where memory is short.
+    """
+
+    def __init__(self, column: Any, datatype: str) -> None:
+        pyarrow = arrow()
+        self._present: list[bool] = column.is_valid().to_pylist()
+        self._levels: list[np.ndarray] = []
+        while pyarrow.types.is_nested(column.type):
+            lengths = pyarrow.compute.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+            self._levels.append(np.concatenate([[0], np.cumsum(lengths)]))
+            if self._levels[1:] and column.null_count:
+                raise invalid("a list within a list is null")
+            column = column.flatten()
+        self._nulls = None if not column.null_count else column.is_null().to_numpy(zero_copy_only=False)
+        self._contents = (_Strings if datatype == "BYTES" else _Numbers)(column, datatype)
+        self._offsets: list[int] = self._levels[0].tolist() if len(self._levels) == 1 else []
+
+    def __len__(self) -> int:
+        return len(self._present)
+
+    def value(self, place: int, most_bytes: int | None = None) -> Row | WeirError | None:
+        """The value of row `place`: None for null, an error for one that is not a tensor.
+
+        Raises ItemTooLarge, before it is made, for a content of more than `most_bytes`; MemoryError.
+        """
+        if not self._present[place]:
+            return None
+        shape: tuple[int, ...]
+        if not self._levels:
+            shape, begin, end = (), place, place + 1
+        elif self._offsets:
+            begin, end = self._offsets[place], self._offsets[place + 1]
+            shape = (end - begin,)
         else:
-            yield found[0], contents.between(found[1], found[2])
+            found = _range(self._levels, place)
+            if isinstance(found, WeirError):
+                return found
+            shape, begin, end = found
+        if self._nulls is not None and self._nulls[begin:end].any():
+            return invalid("a value within a list is null")
+        if most_bytes is not None and self._contents.size_bytes(begin, end) > most_bytes:
+            raise ItemTooLarge
+        return shape, self._contents.between(begin, end)
+
+
+def rows_of(column: Any, datatype: str) -> Iterator[Row | WeirError | None]:
+    """All values of a column; errors as those of `ColumnValues`."""
+    values = ColumnValues(column, datatype)
+    return map(values.value, range(len(values)))
+
+
+class ItemTooLarge(Exception):
+    """A value has more bytes than asked for."""
 
 
 def _range(levels: Sequence[np.ndarray], place: int) -> _Range | WeirError:
@@ -258,28 +161,83 @@ def _range(levels: Sequence[np.ndarray], place: int) -> _Range | WeirError:
     return tuple(shape), begin, end
 
 
-class _ByteContents:
+class _Contents(Protocol):
     """The elements of a flat Arrow array as the content of tensors."""
 
+    def __init__(self, column: Any, datatype: str) -> None: ...
+
+    def size_bytes(self, begin: int, end: int) -> int:
+        """Bytes of the content of the elements from `begin` to `end`."""
+        ...
+
+    def between(self, begin: int, end: int) -> bytes | memoryview:
+        """The content of the elements from `begin` to `end`."""
+        ...
+
+
+class _Numbers(_Contents):
     def __init__(self, column: Any, datatype: str) -> None:
-        self._strings: list[bytes] | None = None
-        self._view = memoryview(b"")
-        self._size = DATATYPES[datatype].size_bytes
-        if datatype == "BYTES":
-            self._strings = column.to_pylist()
-            return
+        if arrow().types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        wanted = element_type(datatype)
+        if column.type != wanted:
+            column = column.cast(wanted)
         # Nulls, which are rejected elsewhere, would turn integers into floats.
         filled = column.fill_null(False if datatype == "BOOL" else 0) if column.null_count else column
         array = np.ascontiguousarray(filled.to_numpy(zero_copy_only=False), None)
         if datatype == "BF16":
             array = to_bf16(array)
+        self._size = DATATYPES[datatype].size_bytes
         self._view = memoryview(array.view(np.uint8).data) if array.size else memoryview(b"")
 
+    def size_bytes(self, begin: int, end: int) -> int:
+        return (end - begin) * self._size
+
     def between(self, begin: int, end: int) -> bytes | memoryview:
-        """The content of the elements from `begin` to `end`."""
-        if self._strings is not None:
-            return pack_bytes(self._strings[begin:end])
         return self._view[begin * self._size : end * self._size]
+
+
+class _Strings(_Contents):
+    """Strings, of which each is copied only into the content that it is part of."""
+
+    def __init__(self, column: Any, datatype: str) -> None:
+        pyarrow = arrow()
+        self._places: memoryview | None = None
+        if pyarrow.types.is_dictionary(column.type):
+            places = column.indices.fill_null(0).cast(pyarrow.int64()).to_numpy(zero_copy_only=False)
+            self._places = memoryview(places.data)
+            column = column.dictionary
+        column = column.cast(element_type(datatype))
+        _, offsets, data = column.buffers()
+        ends = np.frombuffer(offsets or bytes(8), np.int64)[column.offset : column.offset + len(column) + 1]
+        self._ends = memoryview(ends.data)
+        self._data = memoryview(data or b"").cast("B")
+        self._sums: memoryview | None = None
+        if self._places is not None:
+            lengths = np.diff(ends)[places] if len(places) else np.zeros(0, np.int64)
+            self._sums = memoryview(np.concatenate([[0], np.cumsum(lengths)]).data)
+
+    def size_bytes(self, begin: int, end: int) -> int:
+        ends = self._ends if self._sums is None else self._sums
+        size: int = ends[end] - ends[begin] + STRING_LENGTH.size * (end - begin)
+        return size
+
+    def between(self, begin: int, end: int) -> bytes | memoryview:
+        if end - begin == 1:
+            element = self._element(begin)
+            return b"".join((STRING_LENGTH.pack(len(element)), element))
+        content, at = bytearray(self.size_bytes(begin, end)), 0
+        for place in range(begin, end):
+            element = self._element(place)
+            STRING_LENGTH.pack_into(content, at, len(element))
+            at += STRING_LENGTH.size
+            content[at : at + len(element)] = element
+            at += len(element)
+        return memoryview(content).toreadonly()
+
+    def _element(self, place: int) -> memoryview:
+        place = place if self._places is None else self._places[place]
+        return self._data[self._ends[place] : self._ends[place + 1]]
 
 
 def column_type(datatype: str, dims: Sequence[int]) -> Any:

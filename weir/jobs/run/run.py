@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from weir.calls.catalog import Catalog, ServedModel
@@ -25,6 +26,7 @@ from weir.jobs.records.record import DesiredState, Job, JobProgress, JobState, c
 from weir.jobs.run.plan import PlanLimits
 from weir.jobs.run.runner import ItemReader, ItemRunner, Write
 from weir.runtime.containment import contained
+from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 
 INTERNAL_ERROR = "internal error: see the log of the process that ran the job"
@@ -155,6 +157,13 @@ class JobRun:
         paths = await self._in_thread(roots.inputs, spec.inputs)
         folder = OutputFolder(await self._in_thread(roots.output, spec.output), self._job.id)
         source = await self._in_thread(open_input, paths, spec.input_format or None, model.config)
+        try:
+            await self._run_on(paths, source, folder, model.config)
+        finally:
+            await self._in_thread(source.close)
+
+    async def _run_on(self, paths: Sequence[Path], source: JobInput, folder: OutputFolder, config: ModelConfig) -> None:
+        spec = self._job.entry.spec
         fingerprint = await self._in_thread(source.fingerprint)
         if not await self._claim(folder, fingerprint):
             return
@@ -162,8 +171,8 @@ class JobRun:
             format = spec.output_format or await self._in_thread(
                 default_output_format, paths, spec.input_format or None
             )
-            output = await self._in_thread(JobOutput, folder.path, format, model.config.output)
-            await self._convert(model.config.max_batch_size, source, output)
+            output = await self._in_thread(JobOutput, folder.path, format, config.output)
+            await self._convert(config.max_batch_size, source, output)
         finally:
             folder.release()
 

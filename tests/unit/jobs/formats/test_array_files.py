@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.gateway.job_models import ALL, model, value
+from tests.support.gateway.job_models import ALL, InProcess, model, value
 from weir.jobs.formats import npy as numpy_files
-from weir.jobs.formats import parquet as parquet_files
+from weir.jobs.formats import parquet_rows
 from weir.jobs.formats.files import open_input
 from weir.jobs.formats.items import JobItem
 from weir.schemas.config.model_config import ModelConfig
@@ -193,7 +193,7 @@ def test_whatever_is_in_a_file_nothing_else_is_raised(
         content[place : place + data.draw(st.integers(0, 5))] = data.draw(st.binary(max_size=8))
     file.write_bytes(content[: data.draw(st.integers(1, len(content)))] if data.draw(st.booleans()) else content)
     try:
-        opened = open_input([file], None, ONE)
+        opened = open_input([file], None, ONE, InProcess())
         count = opened.count()
         assert count is not None
         if count < 1000:
@@ -207,7 +207,7 @@ def test_whatever_is_in_a_file_nothing_else_is_raised(
 
 def parquet(path: Path, config: ModelConfig, group_rows: int = 100, **columns: Any) -> list[Any]:
     pq.write_table(pa.table(columns), path / "a.parquet", row_group_size=group_rows)
-    given = open_input([path / "a.parquet"], None, config)
+    given = open_input([path / "a.parquet"], None, config, InProcess())
     items = list(given.items())
     assert given.count() == len(items)
     assert [item.number for item in items] == list(range(len(items)))
@@ -301,7 +301,7 @@ def test_tables_that_do_not_fit(tmp_path: Path) -> None:
         assert why in refused.value.message
     (tmp_path / "b.parquet").write_bytes(b"PAR1 it is not PAR1")
     with pytest.raises(WeirError, match=r"'b\.parquet' is not a Parquet file"):
-        open_input([tmp_path / "b.parquet"], None, ONE)
+        open_input([tmp_path / "b.parquet"], None, ONE, InProcess())
 
 
 def test_a_group_of_rows_that_is_broken(tmp_path: Path) -> None:
@@ -314,14 +314,14 @@ def test_a_group_of_rows_that_is_broken(tmp_path: Path) -> None:
     for place in range(column.data_page_offset + 40, column.data_page_offset + column.total_compressed_size):
         broken[place] ^= 0x55
     file.write_bytes(broken)
-    found = [told(item) for item in open_input([file], None, model(X=("FP32", [1]))).items()]
+    found = [told(item) for item in open_input([file], None, model(X=("FP32", [1])), InProcess()).items()]
     assert len(found) == 300
     assert [type(row) for row in found] == [dict] * 100 + [str] * 100 + [dict] * 100
     assert "can't be read" in found[150]
 
 
 def test_small_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_files, "MAX_BATCH_ROWS", 3)
+    monkeypatch.setattr(parquet_rows, "MAX_BATCH_ROWS", 3)
     found = parquet(tmp_path, model(X=("INT64", [1])), 7, X=list(range(20)))
     assert [row["X"][2] for row in found] == [[[number]] for number in range(20)]
 
@@ -337,5 +337,5 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "a.parquet").touch()
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(WeirError, match="extra `parquet`") as refused:
-        open_input([tmp_path], None, ONE)
+        open_input([tmp_path], None, ONE, InProcess())
     assert refused.value.code is ErrorCode.UNSUPPORTED

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.support.gateway.job_models import ALL, model, value
+from tests.support.gateway.job_models import ALL, InProcess, model, value
 from weir.jobs.formats.files import ItemResult, JobOutput, OutputFormat, open_input
 from weir.jobs.formats.items import declared_inputs
 from weir.jobs.formats.jsonl import tensor_of
@@ -332,4 +332,4 @@ def test_outputs_are_inputs_again(tmp_path: Path) -> None:
     output = JobOutput(tmp_path / "out", "parquet", NUMBERS)
     output.write(0, [one(0, 1, 2)])
     with pytest.raises(WeirError, match="column 'item' is not an input"):
-        open_input([tmp_path / "out"], None, model(Y=("FP32", [2])))
+        open_input([tmp_path / "out"], None, model(Y=("FP32", [2])), InProcess())
