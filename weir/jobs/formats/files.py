@@ -33,7 +33,8 @@ from weir.jobs.formats.jsonl import JsonLinesFile, JsonShards
 from weir.jobs.formats.npy import NumpyFile, NumpyShards
 from weir.jobs.formats.parquet import ParquetShards
 from weir.jobs.formats.parquet_reader import ParquetFile, ParquetReader, RowSource
-from weir.jobs.formats.shards import ShardFormat
+from weir.jobs.formats.shards import LARGE_SHARD_BYTES, ShardFormat
+from weir.runtime.process_memory import return_free_memory
 from weir.schemas.config.model_config import ModelConfig, ModelOutput
 from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
 
@@ -97,7 +98,10 @@ class JobOutput:
             if covered != first:
                 raise invalid(f"the output is written up to item {covered}, not {first}: another process writes it too")
 
-        return self._store(_shard_name(first, first + len(results) - 1, self._format.suffix), fill, check)
+        failed = self._store(_shard_name(first, first + len(results) - 1, self._format.suffix), fill, check)
+        if sum(tensor.size_bytes for result in results for tensor in result.outputs or ()) > LARGE_SHARD_BYTES:
+            return_free_memory()  # each thread would keep the copies that were made of large items
+        return failed
 
     def failures(self) -> Iterator[tuple[int, list[int]]]:
         """The first item and the numbers of the failed items of each shard that has failures, in order."""

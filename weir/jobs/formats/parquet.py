@@ -16,7 +16,7 @@ import numpy as np
 
 from weir.jobs.formats.items import ItemResult
 from weir.jobs.formats.jsonl import from_bf16, to_bf16
-from weir.jobs.formats.shards import OutputColumn, WholeShards, columns_of, text_of
+from weir.jobs.formats.shards import LARGE_SHARD_BYTES, OutputColumn, WholeShards, columns_of, text_of
 from weir.schemas.config.model_config import ModelOutput
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, unpack_bytes
@@ -254,14 +254,17 @@ def arrow_column(column: OutputColumn, dims: Sequence[int]) -> Any:
     pyarrow = arrow()
     kind = column_type(column.datatype, dims)
     absent = np.array([shape is None for shape in column.shapes], np.bool_)
-    content = b"".join(column.contents)
     if column.datatype == "BYTES":
-        flat: Any = pyarrow.array(unpack_bytes(content), pyarrow.binary())
+        strings = [element for content in column.contents for element in unpack_bytes(content)]
+        flat: Any = pyarrow.array(strings, pyarrow.binary())
+        del strings
     else:
-        elements = np.frombuffer(content, DATATYPES[column.datatype].numpy)
+        elements = np.frombuffer(b"".join(column.contents), DATATYPES[column.datatype].numpy)
         flat = pyarrow.array(from_bf16(elements) if column.datatype == "BF16" else elements)
     if tuple(dims) == (1,) or not dims:
         # Each value is one element: distribute them over the rows.
+        if not absent.any():
+            return flat.cast(kind)
         places = np.cumsum(~absent) - 1
         return flat.take(pyarrow.array(places, mask=absent)).cast(kind)
     shapes = [shape for shape in column.shapes if shape is not None]
@@ -311,7 +314,10 @@ class ParquetShards(WholeShards):
             pyarrow.array([error and text_of(error) for error in errors], pyarrow.string()),
         ]
         arrays = [arrow_column(column, output.dims) for column, output in zip(columns, self.outputs, strict=True)]
-        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(own + arrays, schema=self._schema), file)
+        table = pyarrow.Table.from_arrays(own + arrays, schema=self._schema)
+        # A dictionary and the least and largest value of large ones are copies of them, up to six in all.
+        has_small = table.nbytes <= LARGE_SHARD_BYTES
+        pyarrow.parquet.write_table(table, file, use_dictionary=has_small, write_statistics=has_small)
         return len(errors) - errors.count(None)
 
     def failed(self, file: BinaryIO) -> list[int]:

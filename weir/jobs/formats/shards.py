@@ -15,6 +15,9 @@ from weir.schemas.config.model_config import ModelOutput
 from weir.schemas.core.errors import WeirError, internal, invalid
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, as_array, element_count, unpack_bytes
 
+LARGE_SHARD_BYTES = 24 << 20
+"""Outputs of a shard beyond which memory is saved when it is written. Only large items make such shards."""
+
 
 class ShardFormat(ABC):
     """Writes and rereads shards. `outputs` are those that the model declares."""

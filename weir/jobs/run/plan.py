@@ -20,7 +20,7 @@ MAX_BACKOFF_S = 30.0
 MAX_PAUSE_S = 5.0
 """The delay before a failed item, or a paused job, is tried again; it doubles each time, up to these limits."""
 
-MAX_HELD_BYTES = 256 << 20
+MAX_HELD_BYTES = 96 << 20
 """Bytes of items and results that a job holds; beyond it no further items are read."""
 
 MAX_SPAN = 65_536

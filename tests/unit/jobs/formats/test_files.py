@@ -17,11 +17,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.gateway.job_models import ALL, InProcess, model, value
+from weir.jobs.formats import files
 from weir.jobs.formats.files import ItemResult, JobOutput, OutputFormat, open_input
 from weir.jobs.formats.items import declared_inputs
 from weir.jobs.formats.jsonl import tensor_of
 from weir.jobs.formats.npy import NumpyShards
 from weir.jobs.formats.parquet import ParquetShards
+from weir.jobs.formats.shards import LARGE_SHARD_BYTES
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.tensors import Tensor
@@ -208,6 +210,30 @@ def test_the_columns_of_parquet(tmp_path: Path) -> None:
         {"item": 0, "source": "s", "error": None, "A": 7, "B": [0.0, 0.0], "C": [b"x"]},
         {"item": 1, "source": "t", "error": "no", "A": None, "B": None, "C": None},
     ]
+
+
+def test_a_shard_of_large_items_is_written_without_copies_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned: list[int] = []
+    monkeypatch.setattr(files, "return_free_memory", lambda: returned.append(1))
+    outputs = model(outputs={"C": ("BYTES", [1])}).output
+    output = JobOutput(tmp_path, "parquet", outputs)
+    sizes = (LARGE_SHARD_BYTES // 2, LARGE_SHARD_BYTES)
+    for number, size in enumerate(sizes):
+        tensor = Tensor("C", "BYTES", [1, 1], size.to_bytes(4, "little") + b"x" * size)
+        output.write(number, [ItemResult(number, "s", [tensor], None)])
+    small, large = sorted(tmp_path.glob("part*"))
+    columns = [pyarrow.parquet.read_metadata(file).row_group(0).column(3) for file in (small, large)]
+    assert [column.has_dictionary_page for column in columns] == [True, False]
+    assert [pyarrow.parquet.read_metadata(file).row_group(0).column(0).is_stats_set for file in (small, large)] == [
+        True,
+        False,
+    ]
+    assert [pyarrow.parquet.read_table(file)["C"].to_pylist() for file in (small, large)] == [
+        [b"x" * size] for size in sizes
+    ]
+    assert returned == [1]
 
 
 def test_the_arrays_of_npz(tmp_path: Path) -> None:
