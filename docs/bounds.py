@@ -154,7 +154,15 @@ weir.jobs.run.run:MAX_FAILURES_BEFORE_SUCCESS | failed items of a job before the
 weir.jobs.formats.items:MAX_ITEM_BYTES | one item of a batch job | the item fails
 weir.jobs.formats.jsonl:MAX_NOTED_LINES | remembered positions of lines in a job's file | every other one is dropped
 weir.jobs.formats.npy:BLOCK_BYTES | block of an array read at a time | the next block follows
-weir.jobs.formats.parquet:BATCH_BYTES | rows of Parquet read at a time | the next rows follow
+weir.jobs.formats.parquet_rows:BATCH_BYTES | rows of Parquet read at a time | the next rows follow
+weir.jobs.formats.parquet_rows:READ_MEMORY_BYTES | memory for reading the Parquet files of a job, in a process of their own | smaller batches; a row that does not fit fails, and the rest of its row group
+weir.jobs.formats.parquet_rows:MAX_FOOTER_BYTES | footer of a Parquet file | the job fails
+weir.jobs.formats.parquet_rows:MAX_ROW_GROUPS | row groups of a Parquet file | the job fails
+weir.jobs.formats.parquet_rows:MAX_ROWS | rows of a Parquet file | the job fails
+weir.jobs.formats.parquet_rows:MAX_DECODED_BYTES | items of a Parquet file, beside `MAX_EXPANSION` | the items after that fail
+weir.jobs.formats.parquet_rows:MAX_EXPANSION | times that its items may be larger than a Parquet file, beside `MAX_DECODED_BYTES` | as above
+weir.jobs.formats.parquet_reader:READ_LIMIT_S | wait for the next rows of a Parquet file | the rest of the row group fails
+weir.jobs.formats.parquet_reader:MAX_DEATHS | deaths of the process that reads a Parquet file | the rest of the file fails
 weir.jobs.formats.files:LOCK_TIMEOUT_S | wait for another writer of a job's output | UNAVAILABLE: the job pauses
 weir.jobs.formats.npy:MAX_ERROR_LENGTH | characters of an error in an `.npz` shard | cut off
 # Scheduler

@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.support.interrupts import accept_interrupts
@@ -281,6 +285,24 @@ def test_who_watches_may_leave_and_come_back(jobs: JobServer) -> None:
     assert watching.wait(20) == 130
     assert f"the job continues; watch it again with: weir batch watch {id} --url {jobs.server.http_place}" in said
     assert jobs.wait_state(id, "succeeded")["done"] == 200
+
+
+def test_a_file_that_expands_fails_alone_and_its_reader_ends_with_the_job(jobs: JobServer) -> None:
+    source, output = jobs.root / "large.parquet", jobs.output()
+    schema = pa.schema({"IN": pa.list_(pa.int64())})
+    with pq.ParquetWriter(source, schema) as writer:
+        for row in (np.zeros((8 << 20) + 1, np.int64), [7]):
+            writer.write_table(pa.table({"IN": pa.array([row], schema.field("IN").type)}))
+    assert source.stat().st_size < 100_000
+    told = jobs.wait_state(jobs.submit("fast", source, output, output_format="jsonl"), "failed", "succeeded")
+    assert (told["state"], told["done"], told["failed"]) == ("succeeded", 2, 1), told
+    why = "'large.parquet': row group 0 has 67108872 bytes of values in a row, and an item may have 67108864"
+    assert told["error"] == f"1 items failed; the first was large.parquet[0]: {why}"
+    failure, success = results(output)
+    assert failure["error"].endswith(why)
+    assert success["outputs"]["OUT"] == [7]
+    durable = psutil.Process(jobs.server.pids()["durable"])
+    wait_until(lambda: not [child for child in durable.children() if "parquet_process" in " ".join(child.cmdline())])
 
 
 def test_what_is_not_allowed_is_refused(jobs: JobServer, tmp_path: Path) -> None:
