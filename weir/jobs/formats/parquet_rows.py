@@ -80,10 +80,10 @@ class ParquetRows:
             schema, self._metadata = self._opened.schema_arrow, self._opened.metadata
             self._ends = self._row_group_ends()
         except MemoryError:
-            raise invalid(f"'{name}': its footer takes {self._too_much}") from None
+            raise self._too_large_footer() from None
         except (OSError, ValueError, pyarrow.ArrowException) as error:
             if "bad_alloc" in str(error):
-                raise invalid(f"'{name}': its footer takes {self._too_much}") from None
+                raise self._too_large_footer() from None
             raise invalid(f"'{name}' is not a Parquet file: {_first_line(error)}") from None
         self._check_columns(schema, inputs)
         self._inputs = [inputs[column] for column in schema.names]
@@ -133,6 +133,11 @@ class ParquetRows:
                 f"'{self._name}' has a footer of {size_bytes} bytes, and {MAX_FOOTER_BYTES} are allowed: "
                 "write larger row groups, or several files"
             )
+
+    def _too_large_footer(self) -> WeirError:
+        return invalid(
+            f"'{self._name}': its footer takes {self._too_much}: write fewer columns and row groups, or several files"
+        )
 
     def _check_columns(self, schema: Any, inputs: Mapping[str, DeclaredInput]) -> None:
         names: list[str] = schema.names

@@ -104,6 +104,18 @@ def test_files_that_are_refused(tmp_path: Path, reader: ParquetReader) -> None:
         open_input([write(tmp_path, ["a"])], None, model(X=("BYTES", [1]), Y=("BYTES", [1])), reader)
 
 
+def test_a_footer_that_expands(tmp_path: Path, reader: ParquetReader) -> None:
+    # Thrift's compact protocol: schema "r" of one string "X", and one row group whose columns have nothing but a place.
+    schema = b"\x19\x2c" + b"\x48\x01r\x15\x02\x00" + b"\x15\x0c\x25\x02\x18\x01X\x00"
+    columns = b"\x19\xfc\xa0\x8d\x06" + b"\x26\x00\x00" * 100_000
+    row_groups = b"\x19\x1c" + columns + b"\x16\x00\x16\x02\x00"
+    footer = b"\x15\x02" + schema + b"\x16\x02" + row_groups + b"\x00"
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(WeirError) as refused:
+        open_input([tmp_path], None, STRING, reader)
+    assert refused.value.message.startswith(f"'a.parquet': its footer takes {TOO_MUCH}: write fewer columns")
+
+
 @pytest.mark.parametrize("compression", ["gzip", "zstd", "snappy"])
 def test_a_page_that_expands(tmp_path: Path, reader: ParquetReader, compression: str) -> None:
     # The mean row would fit. The page can't be read in parts.
