@@ -3,7 +3,7 @@
 What hostile files expand to is the memory of this process, which is limited: RLIMIT_DATA counts private writable memory,
 which the C library allocates for Arrow, and an allocation beyond it fails as an error of its row group.
 
-A request is a memory file with its fields as JSON, the file to read, and a pipe, which come as descriptors over a socket.
+A request is a memory file with its fields (msgpack), the file to read, and a pipe, which come as descriptors over a socket.
 The response is frames in the pipe: the sizes of a message (msgpack) and of the content that follows it, both after that.
 A parent that closes its end of the pipe ends the response. The pipe is the flow control: what is in it, and one frame, is
 all that is read ahead.
