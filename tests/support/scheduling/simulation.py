@@ -442,6 +442,9 @@ class Simulation(LaneLife, SeriesLife):
         elif error.message == LOST_STREAM:
             assert error.code is ErrorCode.UNAVAILABLE
             assert request in self.lost_streams, "a repeatable request must be repeated"
+        elif error.code is ErrorCode.CANCELLED:
+            assert request.cancelled
+            assert request in self.lost_streams, "only a stream tells its caller that it was cancelled"
         elif error.message == "Exceeds maximum queue size":
             assert self._sizes()[self._queue_of(request)] > 0
         elif error.message == TIMEOUT_EXPIRED:

@@ -59,7 +59,7 @@ async def listening(certificate: Path, timeout_s: float = 60.0) -> AsyncIterator
     try:
         yield port, cap
     finally:
-        listener.abort()
+        listener.close()
         await until(lambda: cap.open == 0)
 
 

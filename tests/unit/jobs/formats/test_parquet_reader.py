@@ -69,7 +69,7 @@ def noise(rows: int, size: int) -> pa.Array:
 
 def test_items_and_errors_are_those_of_decoding_from_any_row_on(tmp_path: Path, reader: ParquetReader) -> None:
     config = model(N=("INT8", [1]), L=("FP32", [2, -1]), S=("BYTES", [1], True), D=("BYTES", [-1]))
-    count = 5000
+    count = 1500
     words = pa.array([f"word {number % 7}" for number in range(2 * count)]).dictionary_encode()
     columns = {
         "N": [300 if number % 11 == 3 else number % 100 for number in range(count)],
@@ -77,12 +77,12 @@ def test_items_and_errors_are_those_of_decoding_from_any_row_on(tmp_path: Path, 
         "S": [None if number % 3 else f"é {number}" for number in range(count)],
         "D": pa.ListArray.from_arrays(pa.array(range(0, 2 * count + 1, 2), pa.int32()), words),
     }
-    for name, group_rows in (("a", 5000), ("b", 1024)):
+    for name, group_rows in (("a", 1500), ("b", 400)):
         pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet", row_group_size=group_rows)
     decoded, read = (open_input([tmp_path], None, config, source) for source in (InProcess(), reader))
     assert read.count() == decoded.count() == 2 * count
     expected = contents(decoded)
-    for start in (0, 1, 1023, 3333, 5000, 6023, 6024, 7777, 9999, 10_000):
+    for start in (0, 1, 399, 1500, 1899, 1900, 2345, 2999, 3000):
         assert contents(read, start) == expected[start:]
 
 
@@ -183,19 +183,19 @@ def test_many_columns(tmp_path: Path, reader: ParquetReader) -> None:
 
 def test_a_process_that_is_killed_fails_the_rest_of_its_row_group(tmp_path: Path, reader: ParquetReader) -> None:
     # More than the pipe holds, so that it still sends.
-    given = open_input([write(tmp_path, noise(6000, 1000), noise(6000, 1000))], None, STRING, reader)
+    given = open_input([write(tmp_path, noise(600, 10_000), noise(600, 10_000))], None, STRING, reader)
     expected = contents(given)
     items = given.items()
     found = [next(items)]
     assert reader.pid is not None
     os.kill(reader.pid, signal.SIGKILL)
     found += items
-    assert [item.number for item in found] == list(range(12_000))
+    assert [item.number for item in found] == list(range(1200))
     good = [isinstance(item.inputs, list) for item in found]
     read = good.index(False)
-    assert good == [True] * read + [False] * (6000 - read) + [True] * 6000
-    assert [content(item) for item in found[:read] + found[6000:]] == [
-        row for _, _, row in expected[:read] + expected[6000:]
+    assert good == [True] * read + [False] * (600 - read) + [True] * 600
+    assert [content(item) for item in found[:read] + found[600:]] == [
+        row for _, _, row in expected[:read] + expected[600:]
     ]
     assert "'a.parquet' can't be read: the process that reads it was ended by SIGKILL" in content(found[read])[1]
 
@@ -232,9 +232,14 @@ def test_a_process_that_hangs_is_killed(tmp_path: Path) -> None:
 
 def readers() -> list[psutil.Process]:
     """The processes that this one has started to read Parquet."""
-    return [
-        child for child in psutil.Process().children() if any("parquet_process" in text for text in child.cmdline())
-    ]
+    return [child for child in psutil.Process().children() if is_reader(child)]
+
+
+def is_reader(process: psutil.Process) -> bool:
+    try:
+        return any("parquet_process" in text for text in process.cmdline())
+    except psutil.Error:  # one of another test that ends just now
+        return False
 
 
 def test_an_input_has_a_process_of_its_own_which_ends_with_it(tmp_path: Path) -> None:
