@@ -136,8 +136,6 @@ class GrpcServer:
                 call.drain()
         await _wait_until_empty(self._open_calls, grace_s)
         self._listener.close()
-        if isinstance(self._listener, TlsListener):
-            self._listener.abort()
         if self._open_calls:
             logger.warning("the exit timeout has passed: cancelling %d open gRPC calls", len(self._open_calls))
         for call in list(self._open_calls):

@@ -13,8 +13,9 @@ import ssl
 from collections.abc import Callable
 
 from weir.http_server.connection_cap import CappedConnection, ConnectionCap, principal_of
+from weir.runtime.log_limiter import LogLimiter
 
-logger = logging.getLogger("weir.connections")
+_limited = LogLimiter(logging.getLogger("weir.connections"))
 
 _RETRY_S = 0.5
 """After a failure to accept a connection, which is nearly always a lack of files."""
@@ -47,10 +48,6 @@ class TlsListener:
         self._accepting.add_done_callback(lambda _task: listener.close())
 
     def close(self) -> None:
-        """Stops listening. Handshakes go on."""
-        self._accepting.cancel()
-
-    def abort(self) -> None:
         """Stops listening, and ends the connections on which TLS is not agreed on yet."""
         self._accepting.cancel()
         for handshake in list(self._handshakes):
@@ -61,7 +58,7 @@ class TlsListener:
             try:
                 connection, address = await self._loop.sock_accept(self._listener)
             except OSError as error:
-                logger.warning("can't accept a connection: %s; trying again in %.1f s", error, _RETRY_S)
+                _limited.warning("accept", "can't accept a connection: %s; trying again in %.1f s", error, _RETRY_S)
                 await asyncio.sleep(_RETRY_S)
                 continue
             handshake = _Handshake(self._loop)

@@ -269,7 +269,10 @@ class _Frames:
         message_bytes, content_bytes = SIZES.unpack(self._read(SIZES.size))
         if message_bytes > _MOST_MESSAGE_BYTES or content_bytes > _MOST_BYTES:
             raise _ReaderDiedError(f"sent {message_bytes + content_bytes} bytes at once")
-        message = _decoder.decode(self._read(message_bytes))
+        try:
+            message = _decoder.decode(self._read(message_bytes))
+        except msgspec.MsgspecError as error:
+            raise _ReaderDiedError(f"sent what is no message: {error}") from None
         return message, memoryview(self._read(content_bytes)).toreadonly()
 
     def _read(self, size_bytes: int) -> bytearray:
