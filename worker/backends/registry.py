@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -94,9 +95,10 @@ class BackendRegistry:
         code = self._in_directories(name, PYTHON_BASED_FILE)
         if code is not None:
             return PythonBackend(code)
+        asked = name or config.platform
         raise invalid(
-            f"unable to find backend library for backend '{name or config.platform}', try specifying runtime on the model "
-            "configuration."
+            f"unable to find backend library for backend '{asked}', try specifying runtime on the model configuration. "
+            f"{self._known(asked)}"
         )
 
     def kind_of(self, backend: object, config: ModelConfig) -> str:
@@ -117,7 +119,8 @@ class BackendRegistry:
         """The entries of the backend directories, in the order of search. This imports none of them."""
         found: dict[str, DirectoryBackend] = {}
         for directory in self._directories:
-            for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
+            folders = directory.iterdir() if directory.is_dir() else ()
+            for folder in sorted(path for path in folders if path.is_dir()):
                 entry = self._in_folder(folder)
                 if entry is not None:
                     found.setdefault(entry.name, entry)
@@ -171,6 +174,13 @@ class BackendRegistry:
         check_relative(filename, "runtime")
         files = (directory / name / filename for directory in self._directories if name)
         return next((file for file in files if file.is_file()), None)
+
+    def _known(self, asked: str) -> str:
+        """What a model that asks for an unknown backend can have instead."""
+        names = sorted({*BACKENDS, *(entry.name for entry in self.in_directories() if entry.backend is not None)})
+        near = get_close_matches(asked, names, 1)
+        meant = f"did you mean '{near[0]}'? " if near else ""
+        return f"{meant}There are {', '.join(names)} (weir backends); others can be written (docs/backends.md)."
 
     def _shown_directories(self, name: str) -> list[str]:
         return [f"'{directory.name}/{name}'" for directory in self._directories]

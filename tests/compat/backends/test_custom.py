@@ -248,7 +248,7 @@ def test_a_backend_on_arrays_may_keep_states(repository: Repository) -> None:
             "",
             {},
             "Invalid argument: unable to find backend library for backend 'nope', try specifying runtime on the model "
-            "configuration.",
+            "configuration. There are ",
         ),
         (
             "no_file",

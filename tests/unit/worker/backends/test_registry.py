@@ -104,6 +104,23 @@ def test_python_based_backends_lie_in_backend_directories_only(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("backend", "hint"),
+    [
+        ("dali", "There are based, onnxruntime, python, pytorch, tensorrt (weir backends); others can be written"),
+        ("onnx_runtime", "did you mean 'onnxruntime'? There are "),
+        ("base", "did you mean 'based'? There are "),
+    ],
+)
+def test_an_unknown_backend_is_told_which_there_are(tmp_path: Path, backend: str, hint: str) -> None:
+    write(tmp_path / "based" / "model.py")
+    write(tmp_path / "library" / "libtriton_library.so")
+    registry = BackendRegistry(backend_directories=[tmp_path])
+    with pytest.raises(WeirError) as refused:
+        registry.of(ModelConfig(name="m", backend=backend), tmp_path)
+    assert f"for backend '{backend}', try specifying runtime on the model configuration. {hint}" in refused.value.message
+
+
+@pytest.mark.parametrize(
     ("backend", "runtime", "code"),
     [
         ("mine", "../mine.py", ErrorCode.INVALID_ARG),
