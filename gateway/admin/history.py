@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+import msgspec
+
 from weir.bus.kv.desired_models import DesiredModels
 from weir.bus.streams.history import ModelHistory
 from weir.calls.catalog import Catalog
@@ -101,7 +103,7 @@ class HistoryControl:
         return {"model": model, "changes": [row.to_dict() for row in shown]}
 
     async def roll_back(self, model: str, by: str = "") -> dict[str, Any]:
-        """Undoes the newest change of a model that was not undone; returns that change and the rollback.
+        """Undoes the newest change of a model that was not undone; returns that change, and the state `now`.
 
         Raises WeirError where there is none, or where its state before can't be restored.
         """
@@ -138,7 +140,11 @@ class HistoryControl:
                 undoes=row.number,
             )
         await self._history.record(change)
-        return {"model": model, "undone": row.to_dict()}
+        now = msgspec.to_builtins(
+            {"traffic": change.traffic_after} if change.traffic_after is not None else {"load": change.load_after},
+            str_keys=True,
+        )
+        return {"model": model, "undone": row.to_dict(), "now": now}
 
     async def _restore_load(self, row: NumberedChange) -> None:
         wanted, change = row.change.load_before or LoadState(), row.change

@@ -25,7 +25,7 @@ from weir.gateway.admin.peers import Synchronise, no_peers
 from weir.schemas.config.traffic import MAX_ARMS, MAX_VERSION, TrafficRule, weights_text
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.tensors import as_array
-from weir.schemas.wire.history import TRAFFIC, ModelChange, TrafficState
+from weir.schemas.wire.history import RAMP_BEGINS, TRAFFIC, ModelChange, TrafficState
 from weir.schemas.wire.traffic import OutputRow, RampState, SampleTensor, ShadowRule, TrafficRecord
 
 logger = logging.getLogger("weir.gateway")
@@ -207,7 +207,7 @@ class TrafficControl:
             )
             return replace(_with_rule(served.name, TrafficRule(weights, rule.sticky), known), ramp=ramp)
 
-        note = f"ramp of version {wanted.version} to {wanted.goal:.4%} over {wanted.over_s:g} s"
+        note = f"{RAMP_BEGINS}{wanted.version} to {wanted.goal:.4%} over {wanted.over_s:g} s"
         await self._change(served.name, by, begun, note)
         logger.info("model %s: %s begins (asked by %s)", served.name, note, by or "a client")
         return self.show(served.name)

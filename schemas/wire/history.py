@@ -12,6 +12,9 @@ from weir.schemas.wire.model_control import RegisteredFolder
 LOAD, UNLOAD, TRAFFIC, RAMP, ROLLBACK = "load", "unload", "traffic", "ramp", "rollback"
 """The kinds of changes."""
 
+RAMP_BEGINS = "ramp of version "
+"""How the note of a change begins that begins a ramp. The steps after it are changes of kind `RAMP`."""
+
 MAX_CONFIG_BYTES = 64 * 1024
 """The configuration of a load that a change keeps; a longer one can't be rolled back to."""
 
@@ -70,7 +73,29 @@ class NumberedChange(msgspec.Struct, frozen=True):
 
 
 def change_to_undo(changes: list[NumberedChange]) -> NumberedChange | None:
-    """The newest of a model's changes, oldest first, that succeeded, undid nothing, and was not undone; None without."""
-    undone = {row.change.undoes for row in changes}
-    candidates = (row for row in changes if not (row.change.error or row.change.undoes or row.number in undone))
-    return max(candidates, key=lambda row: row.number, default=None)
+    """The newest of a model's changes, oldest first, that succeeded, undid nothing, and was not undone; None without.
+
+    A ramp with its steps is one change: the one that began it, whose state before is that before the ramp. One that went
+    back by itself is undone by that state too.
+    """
+    heads = _heads(changes)
+    undone = {heads[row.change.undoes].number for row in changes if row.change.undoes in heads}
+    for row in sorted(changes, key=lambda row: row.number, reverse=True):
+        head = heads[row.number]
+        if not (head.change.error or head.change.undoes or head.number in undone):
+            return head
+    return None
+
+
+def _heads(changes: list[NumberedChange]) -> dict[int, NumberedChange]:
+    """Each change by its number: itself, or, for a step of a ramp, the one that began the ramp, if that is kept."""
+    heads: dict[int, NumberedChange] = {}
+    begun: NumberedChange | None = None
+    for row in changes:
+        if row.change.kind != RAMP:
+            heads[row.number] = row
+            begun = row if row.change.note.startswith(RAMP_BEGINS) else begun
+        else:
+            begun = begun or row
+            heads[row.number] = begun
+    return heads

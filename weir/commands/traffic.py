@@ -190,8 +190,10 @@ def history(
 
 def rollback(model: Model, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Undo the last change of a model that has not been undone."""
-    undone = request(url, data_dir, "POST", f"{_model_path(model)}/rollback")["undone"]
-    print(f"{model}: undone: {_change_line(undone)}")
+    found = request(url, data_dir, "POST", f"{_model_path(model)}/rollback")
+    print(f"{model}: undone: {_change_line(found['undone'])}")
+    for name, state in found.get("now", {}).items():  # gateways of earlier releases do not tell
+        print(f"{model}: now: {_STATES[name](state)}")
 
 
 def _change_line(change: dict[str, Any]) -> str:
@@ -201,7 +203,7 @@ def _change_line(change: dict[str, Any]) -> str:
     what = change["kind"]
     if "undoes" in change:
         what += f" of {change['undoes']}"
-    for name, show in (("traffic", _traffic_text), ("load", _load_text)):
+    for name, show in _STATES.items():
         if f"{name}_after" in change:
             what += f": {show(change[f'{name}_before'])} -> {show(change[f'{name}_after'])}"
     by = f", by {change['by']}" if change.get("by") else ""
@@ -222,6 +224,10 @@ def _load_text(state: dict[str, Any]) -> str:
     config = " with a configuration of its own" if state.get("config") or not state.get("is_kept", True) else ""
     files = f" with {state['files']} files" if state.get("files") else ""
     return f"loaded{config}{files}"
+
+
+_STATES = {"traffic": _traffic_text, "load": _load_text}
+"""What is told of a state, by its name in changes."""
 
 
 def request(url: str, data_dir: Path | None, method: str, path: str, document: Any = None) -> dict[str, Any]:

@@ -76,7 +76,7 @@ SCHEMAS: dict[str, Any] = {
     ),
     "Ramp": object_of("version over_s", version=INTEGER, to=NUMBER, over_s=NUMBER, abort_if=TEXT),
     "History": object_of("model changes", model=TEXT, changes=array_of(ANY_OBJECT)),
-    "Rollback": object_of("model undone", model=TEXT, undone=ANY_OBJECT),
+    "Rollback": object_of("model undone now", model=TEXT, undone=ANY_OBJECT, now=ANY_OBJECT),
     "TrafficRule": object_of(
         "weights", weights={**ANY_OBJECT, "description": 'weights by version, as {"1": 90, "2": 10}'}, sticky=TEXT
     ),

@@ -59,8 +59,8 @@ def test_loads_and_unloads_are_recorded_and_undone(server: Server) -> None:
     assert override["load_after"] == unload["load_before"] == {"load": True, "config": config}
     assert load["by"] == "http 127.0.0.1"
 
-    undone = ask(server, "POST", "loads/rollback")["undone"]
-    assert undone["number"] == unload["number"]
+    found = ask(server, "POST", "loads/rollback")
+    assert (found["undone"]["number"], found["now"]) == (unload["number"], {"load": unload["load_before"]})
     assert json.loads(server.get("/v2/models/loads")[1])["versions"] == ["1"], "with the configuration of the load"
     assert ask(server, "POST", "loads/rollback")["undone"]["number"] == override["number"]
     assert json.loads(server.get("/v2/models/loads")[1])["versions"] == ["1", "2", "3"]
@@ -82,7 +82,7 @@ def test_changes_of_the_traffic_rule_are_recorded_and_undone(server: Server) -> 
     assert (newest["kind"], newest["by"]) == ("traffic", "ann@desk (http 127.0.0.1)")
     assert newest["traffic_before"] == {"weights": {"2": 1.0}, "sticky": "header:x-user"}
     assert newest["traffic_after"] == {}
-    ask(server, "POST", "splits/rollback")
+    assert ask(server, "POST", "splits/rollback")["now"] == {"traffic": newest["traffic_before"]}
     shown = ask(server, "GET", "splits/traffic")
     assert (shown["weights"], shown["sticky"]) == ({"2": 1}, "header:x-user")
     ask(server, "POST", "splits/rollback")

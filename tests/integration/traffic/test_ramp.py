@@ -112,6 +112,11 @@ def test_a_bad_version_goes_back_by_itself(server: Server) -> None:
     assert 0 < counts["failed"] < 40
     wait_until(lambda: ramp_notes(server, "bad")[0].startswith("went back: "))
     assert "went back" in server.log()
+    # A ramp that went back is one change: its rollback does not open version 2 again.
+    found = ask(server, "POST", "bad/rollback")
+    assert found["undone"]["note"].startswith("ramp of version 2")
+    assert found["now"] == {"traffic": {"weights": {"1": 100.0}}}
+    assert ask(server, "GET", "bad/traffic")["weights"] == {"1": 100}
 
 
 def test_a_change_of_the_rule_ends_the_ramp(server: Server) -> None:

@@ -117,7 +117,9 @@ def test_an_unknown_backend_is_told_which_there_are(tmp_path: Path, backend: str
     registry = BackendRegistry(backend_directories=[tmp_path])
     with pytest.raises(WeirError) as refused:
         registry.of(ModelConfig(name="m", backend=backend), tmp_path)
-    assert f"for backend '{backend}', try specifying runtime on the model configuration. {hint}" in refused.value.message
+    assert (
+        f"for backend '{backend}', try specifying runtime on the model configuration. {hint}" in refused.value.message
+    )
 
 
 @pytest.mark.parametrize(
