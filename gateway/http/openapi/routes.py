@@ -1,4 +1,4 @@
-"""`/openapi.json`: the OpenAPI document over HTTP, and the page `/docs` that shows it.
+"""`/openapi.json`: the OpenAPI document over HTTP, the page `/docs` that shows it, and `/`, which tells where they are.
 
 Triton has no such URLs, and models lie below `/v2/models/`, so no model's name can hide them.
 """
@@ -6,15 +6,26 @@ Triton has no such URLs, and models lie below `/v2/models/`, so no model's name 
 from __future__ import annotations
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from weir import __version__
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.openapi.description import ApiDescription
-from weir.gateway.http.openapi.docs_page import docs_routes
+from weir.gateway.http.openapi.docs_page import DOCS_PATH, docs_routes
 from weir.gateway.http.routing import conditional_response, get
 
 DOCUMENT_PATH = "/openapi.json"
+
+_ROOT = f"""Weir {__version__} serves Triton's protocols here.
+
+{DOCS_PATH:<22} the HTTP API, with a form for each request
+{DOCUMENT_PATH:<22} its description
+/v2                    the server, its extensions and their durability
+/v2/models/NAME        a model
+
+`weir status` shows the models, and where the console is.
+"""
 
 
 def openapi_routes(context: GatewayContext) -> list[Route]:
@@ -31,4 +42,11 @@ def openapi_routes(context: GatewayContext) -> list[Route]:
         found = await description.current()
         return conditional_response(request, found.body, found.etag, "application/json")
 
-    return [get(DOCUMENT_PATH, openapi), *docs_routes()]
+    async def root(_request: Request) -> Response:
+        return PlainTextResponse(_ROOT)
+
+    return [
+        Route("/", root, methods=["GET"], include_in_schema=False),
+        get(DOCUMENT_PATH, openapi),
+        *docs_routes(),
+    ]

@@ -274,11 +274,19 @@ def test_what_is_checked_first(http: httpx.Client) -> None:
     assert output.json() == {"error": "unexpected inference output 'Z' for model 'pair'"}
 
 
+def test_the_root_tells_where_the_api_is_described(http: httpx.Client) -> None:
+    answer = http.get("/")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/plain; charset=utf-8")
+    for path in ("/docs", "/openapi.json", "/v2"):
+        assert f"\n{path} " in answer.text
+        assert http.get(path).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
         ("GET", "/v2/", 404),
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("GET", "/v3", 404),
         ("GET", "/v2/models/pair/", 404),
         ("GET", "/v2/models/pair/ready/", 404),
