@@ -53,7 +53,12 @@ def set_weights(  # noqa: PLR0913 - options of a command
     except ValueError as error:
         raise UsageError(str(error)) from error
     document = {"weights": {str(version): weight for version, weight in rule.weights.items()}, "sticky": rule.sticky}
-    _show(request(url, data_dir, "PUT", _path(model), document), as_json)
+    shown = request(url, data_dir, "PUT", _path(model), document)
+    _show(shown, as_json)
+    for row in shown["versions"]:
+        if not row["ready"]:
+            what = f"version {row['version']} of model '{model}' is not ready"
+            typer.echo(f"warning: {what}: others get its share until it is loaded", err=True)
 
 
 @traffic.command(cls=SectionedCommand)

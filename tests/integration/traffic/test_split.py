@@ -331,6 +331,9 @@ def test_the_command_sets_shows_and_clears(server: Server) -> None:
     assert change(server)["by"].endswith("(http 127.0.0.1)")
     shown = json.loads(weir(server, "traffic", "show", "versions", "--json", url).stdout)
     assert shown["weights"] == {"1": 90, "2": 10}
+    done = weir(server, "traffic", "set", "versions", "1=90", "7=10", url)
+    assert done.returncode == 0
+    assert "warning: version 7 of model 'versions' is not ready: others get its share" in done.stderr
     assert "no rule" in weir(server, "traffic", "clear", "versions", url).stdout
     assert weir(server, "traffic", "set", "versions", "1=x", url).returncode == 2
     assert weir(server, "traffic", "set", "nothing", "1=1", url).returncode == 1
