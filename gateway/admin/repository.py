@@ -188,6 +188,7 @@ class RepositoryControl:
 
     @asynccontextmanager
     async def _recording(self, kind: str, name: str, by: str) -> AsyncIterator[None]:
+        self._operations.check_allowed()  # what is refused by the mode has changed nothing: it has no place in the history
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self._synchronise)
             if self._recorder is not None:

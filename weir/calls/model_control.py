@@ -121,7 +121,7 @@ class ModelControl:
         `drops_override`. Returns when it is loaded. Raises WeirError with Triton's codes and texts.
         """
         check_model_name(name)
-        self._check_mode()
+        self.check_allowed()
         if len(files) > MAX_FILES:
             raise invalid(f"a load request may have {MAX_FILES} files, got {len(files)}")
         if config is not None and len(config) > MAX_CONFIG_LENGTH:
@@ -137,7 +137,7 @@ class ModelControl:
         A model that is not `explicit` is unloaded with the ensemble that needs it.
         """
         check_model_name(name)
-        self._check_mode()
+        self.check_allowed()
         await self._run(name, self._load(name, WantedModel(True, registered=registered), {}, explicit))
 
     async def unload(self, name: str, with_dependents: bool) -> None:
@@ -146,7 +146,7 @@ class ModelControl:
         `with_dependents` also unloads the models that were loaded for this one only. Raises WeirError if a worker that
         carries out no operations still serves the model.
         """
-        self._check_mode()
+        self.check_allowed()
         if self._desired.get(name) is None and not self._live_workers():
             raise unavailable(f"failed to unload '{name}', there is no worker")
         dependents: list[str] = []
@@ -192,7 +192,8 @@ class ModelControl:
         ):
             await asyncio.sleep(_UNLOAD_POLL_S)
 
-    def _check_mode(self) -> None:
+    def check_allowed(self) -> None:
+        """Raises WeirError (UNAVAILABLE, in Triton's words) unless workers carry out loads and unloads on request."""
         if not (self._is_allowed and (self.is_explicit or not self._live_workers())):
             raise unavailable("explicit model load / unload is not allowed if polling is enabled")
 

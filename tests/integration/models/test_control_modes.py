@@ -1,5 +1,6 @@
 """Separate roles: gateways learn models and control modes from the workers' announcements."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ def test_only_workers_that_carry_operations_out_are_asked(start: Start, tmp_path
     wait_until(served.is_ready)
     assert [served.get(f"/v2/models/{name}")[0] for name in ("kept", "asked_for")] == [200, 404]
     _refused(served, NOT_ALLOWED, "503", "UNAVAILABLE")
+    _refused(served, NOT_ALLOWED, "503", "UNAVAILABLE", "kept")
+    assert json.loads(served.get("/v2/models/kept/history")[1])["changes"] == []
     start("worker", more, "--model-control-mode=explicit")
     for open_client in (served.http, served.grpc):
         with open_client() as client:
@@ -56,11 +59,11 @@ def test_only_workers_that_carry_operations_out_are_asked(start: Start, tmp_path
                 client.load_model("nowhere")
 
 
-def _refused(served: Endpoints, text: str, http_status: str, grpc_status: str) -> None:
+def _refused(served: Endpoints, text: str, http_status: str, grpc_status: str, model: str = "asked_for") -> None:
     """Loads are refused, at once: a worker that never answers would be waited for half an hour."""
     with served.http() as client, pytest.raises(InferenceServerException, match=text) as error:
-        client.load_model("asked_for")
+        client.load_model(model)
     assert error.value.status() == http_status
     with served.grpc() as client, pytest.raises(InferenceServerException, match=text) as error:
-        client.load_model("asked_for")
+        client.load_model(model)
     assert error.value.status() == f"StatusCode.{grpc_status}"
