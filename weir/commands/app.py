@@ -226,7 +226,9 @@ def purge(  # noqa: PLR0913 - options of a command
 
 
 app = typer.Typer(name="weir", no_args_is_help=True, pretty_exceptions_enable=False)
-app.command(cls=SectionedCommand)(command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values)))
+app.command(cls=SectionedCommand)(
+    command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values), positional="model_repository")
+)
 app.command(cls=SectionedCommand)(command(BACKENDS, backends_command.HELP, backends_command.backends))
 for _role in ROLES:
     app.command(cls=SectionedCommand, rich_help_panel="One role alone")(

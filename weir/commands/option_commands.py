@@ -14,6 +14,8 @@ import typer
 from weir.calls.cache.config import CacheConfig
 from weir.options import OPTIONS, Option, UsageError, options_of
 
+_POSITIONAL = "arguments"
+
 _BARE = {name: option.bare for option in OPTIONS for name in option.names if option.bare is not None}
 
 
@@ -29,11 +31,16 @@ def with_implied_values(arguments: Sequence[str], bare: Mapping[str, str] = _BAR
     return completed
 
 
-def command(name: str, help: str, run: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
-    """Create the typer function of command `name`, which calls `run` with the parsed values of its options, by key."""
+def command(name: str, help: str, run: Callable[[dict[str, Any]], None], positional: str = "") -> Callable[..., None]:
+    """Create the typer function of command `name`, which calls `run` with the parsed values of its options, by key.
+
+    Arguments without an option are further values of the repeatable option `positional`, if that is given.
+    """
     options = options_of(name)
 
     def run_typed(**texts: Any) -> None:
+        if positional:
+            texts[positional] = [*(texts[positional] or ()), *(texts.pop(_POSITIONAL) or ())]
         run(read_values(options, texts))
 
     parameters = [
@@ -42,6 +49,13 @@ def command(name: str, help: str, run: Callable[[dict[str, Any]], None]) -> Call
         )
         for key, option in options.items()
     ]
+    if positional:
+        option = options[positional]
+        described = typer.Argument(metavar=option.value.metavar, help=f"As {option.names[0]}.", show_default=False)
+        annotation = Annotated[list[str] | None, described]
+        parameters.insert(
+            0, inspect.Parameter(_POSITIONAL, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
     run_typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     run_typed.__name__ = name

@@ -27,12 +27,15 @@ class SectionedCommand(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 panel = getattr(parameter, "rich_help_panel", None) or default
-                sections.setdefault(panel, []).append(record)
+                sections.setdefault(panel, []).append((_TYPE_NAME.sub("", record[0]), record[1]))
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+
+_TYPE_NAME = re.compile(r" <\S+>$")
+"""What typer adds to an argument: the name of its type in Python."""
 
 _LINE_BREAKS = re.compile(r"\s*[\r\n]\s*")
 

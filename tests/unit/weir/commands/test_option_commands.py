@@ -1,13 +1,17 @@
 """Commands from the option table: bare options, exclusive options, and the arguments passed to roles."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from weir.commands.option_commands import read_values, with_implied_values
+from weir.commands.option_commands import command, read_values, with_implied_values
 from weir.commands.preflight import Listener
 from weir.commands.roles import settings_of
 from weir.commands.serve import listeners_of, role_command
+from weir.commands.terminal import SectionedCommand
 from weir.options import UsageError, options_of
 
 
@@ -26,6 +30,20 @@ from weir.options import UsageError, options_of
 )
 def test_bare_options_get_the_value_they_imply(given: list[str], completed: list[str]) -> None:
     assert with_implied_values(given) == completed
+
+
+def test_arguments_are_values_of_one_option_and_no_type_of_python_is_shown() -> None:
+    found: list[dict[str, Any]] = []
+    app = typer.Typer()
+    app.command(cls=SectionedCommand)(command("serve", "Serve.", found.append, positional="model_repository"))
+    for words in (["models"], ["--http-port=9", "models", "--model-store=more"], ["--model-repository=models"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert [values["model_repository"] for values in found] == [("models",), ("more", "models"), ("models",)]
+    assert found[1]["http_port"] == 9
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    assert "[FOLDER]...\n" in shown
+    assert "As --model-repository." in shown
+    assert "list[" not in shown
 
 
 def test_startup_models_need_explicit_control() -> None:
