@@ -19,6 +19,9 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # Tests start processes while clients of gRPC are at work: what gRPC does at a fork, for who forks and goes on, hangs then.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
+# Arrow's own allocators keep what is free; that of the C library gives it back below.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
 # How long an example takes says nothing on machines that do other work too.
 hypothesis.settings.register_profile("weir", deadline=None)
 hypothesis.settings.load_profile("weir")

@@ -17,13 +17,12 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.gateway.job_models import ALL, InProcess, model, value
-from weir.jobs.formats import files
+from weir.jobs.formats import files, parquet
 from weir.jobs.formats.files import ItemResult, JobOutput, OutputFormat, open_input
 from weir.jobs.formats.items import declared_inputs
 from weir.jobs.formats.jsonl import tensor_of
 from weir.jobs.formats.npy import NumpyShards
 from weir.jobs.formats.parquet import ParquetShards
-from weir.jobs.formats.shards import LARGE_SHARD_BYTES
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.tensors import Tensor
@@ -212,14 +211,19 @@ def test_the_columns_of_parquet(tmp_path: Path) -> None:
     ]
 
 
+LARGE_BYTES = 1 << 20
+
+
 def test_a_shard_of_large_items_is_written_without_copies_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     returned: list[int] = []
     monkeypatch.setattr(files, "return_free_memory", lambda: returned.append(1))
+    monkeypatch.setattr(files, "LARGE_SHARD_BYTES", LARGE_BYTES)
+    monkeypatch.setattr(parquet, "LARGE_SHARD_BYTES", LARGE_BYTES)
     outputs = model(outputs={"C": ("BYTES", [1])}).output
     output = JobOutput(tmp_path, "parquet", outputs)
-    sizes = (LARGE_SHARD_BYTES // 2, LARGE_SHARD_BYTES)
+    sizes = (LARGE_BYTES // 2, LARGE_BYTES)
     for number, size in enumerate(sizes):
         tensor = Tensor("C", "BYTES", [1, 1], size.to_bytes(4, "little") + b"x" * size)
         output.write(number, [ItemResult(number, "s", [tensor], None)])
