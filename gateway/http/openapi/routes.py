@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from weir import __version__
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.openapi.description import ApiDescription
 from weir.gateway.http.openapi.docs_page import DOCS_PATH, docs_routes
@@ -17,7 +16,7 @@ from weir.gateway.http.routing import conditional_response, get
 
 DOCUMENT_PATH = "/openapi.json"
 
-_ROOT = f"""Weir {__version__} serves Triton's protocols here.
+_ROOT = f"""Weir serves Triton's protocols here.
 
 {DOCS_PATH:<22} the HTTP API, with a form for each request
 {DOCUMENT_PATH:<22} its description
