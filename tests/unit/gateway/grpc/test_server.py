@@ -120,7 +120,7 @@ def test_classification(frontend: GrpcFrontend) -> None:
 
 
 def test_messages_larger_than_grpcs_own_default_pass_both_ways(frontend: GrpcFrontend) -> None:
-    array = np.arange(3_000_000, dtype=np.float32).reshape(1, -1)
+    array = np.arange(1_200_000, dtype=np.float32).reshape(1, -1)
     result = frontend.client.infer("same_FP32", [tensor("IN", array, "FP32")])
     np.testing.assert_array_equal(result.as_numpy("OUT"), array)
 
