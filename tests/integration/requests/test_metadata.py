@@ -70,7 +70,7 @@ def test_what_is_not_there_is_not_found(server: Server) -> None:
         status, body = server.get(path)
         assert status == 404
         assert json.loads(body)["error"].startswith("Request for unknown model: ")
-    for path in ("/", "/v2/", "/v2/nothing", "/v2/models/add_sub/versions/x", "/v2/models/add_sub/infer/"):
+    for path in ("/v2/", "/v2/nothing", "/v2/models/add_sub/versions/x", "/v2/models/add_sub/infer/"):
         assert server.get(path) == (404, b'{"error":"Not Found"}')
 
 
