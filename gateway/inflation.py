@@ -81,7 +81,7 @@ class Inflation:
         return self._content.size_bytes
 
     def discard(self) -> None:
-        """Gives the content back. Its pages go when nobody has a view of it any more."""
+        """Gives the content back. Its pages go with the last view of it."""
         self._content.clear()
 
     def malformed(self) -> Exception:

@@ -514,7 +514,7 @@ class RequestDispatcher:
         """Cancels a request whose caller wants to know how it ends; `on_response` is called up to the last response.
 
         A stream of responses that has begun goes on until its model ends it, which sees that it is cancelled. Any other
-        request ends with CANCELLED at once: nothing that its model still does could be told from that.
+        request ends with CANCELLED at once: its caller could not see a difference.
         """
         if self._in_flight.find(pending.key) is not pending:
             return  # its last response is here, and may wait for those of earlier requests

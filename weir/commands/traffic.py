@@ -232,7 +232,7 @@ def _load_text(state: dict[str, Any]) -> str:
 
 
 _STATES = {"traffic": _traffic_text, "load": _load_text}
-"""What is told of a state, by its name in changes."""
+"""How a state is printed, by its name in changes."""
 
 
 def request(url: str, data_dir: Path | None, method: str, path: str, document: Any = None) -> dict[str, Any]:

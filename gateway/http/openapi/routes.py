@@ -1,4 +1,4 @@
-"""`/openapi.json`: the OpenAPI document over HTTP, the page `/docs` that shows it, and `/`, which tells where they are.
+"""`/openapi.json`: the OpenAPI document over HTTP, the page `/docs` that shows it, and `/`, which names them.
 
 Triton has no such URLs, and models lie below `/v2/models/`, so no model's name can hide them.
 """

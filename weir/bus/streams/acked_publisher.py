@@ -7,7 +7,7 @@ Source: JetStream's publish acknowledgement (ADR-1).
 
 A stream whose disk is full or fails is stalled: nats-server 2.15 keeps the first write error until it is restarted,
 acknowledges nothing, and answers all else. That is how a slow stream differs, which holds its lock while it writes: so a
-stream is stalled if it has told its state, and nevertheless has not acknowledged what it got before.
+stream is stalled if it reports its state, but has not acknowledged a message that it got before.
 """
 
 from __future__ import annotations

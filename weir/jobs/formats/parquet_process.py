@@ -125,7 +125,7 @@ def main() -> None:
             request = msgspec.msgpack.decode(read_parts(fds[0])[0], type=ReadRequest)
             serve(request, fds[1], fds[2], memory_bytes)
         except BrokenPipeError:
-            pass  # nobody reads on
+            pass  # the parent has stopped reading
         finally:
             os.close(fds[1])
             os.close(fds[2])
