@@ -131,6 +131,10 @@ class Access:
 
     # Restrictions
 
+    def is_open(self, category: str) -> bool:
+        """Whether everybody may make the calls of the category, over HTTP and gRPC."""
+        return category not in self.http and category not in self.grpc
+
     def http_rejection(self, path: str, headers: Headers) -> str:
         """The reason to answer a request for `path`, without its query, with 403; "" if it is admitted."""
         if not self.http:

@@ -75,7 +75,7 @@ class RepositoryIndex:
         records: dict[str, list[ModelRecord]] = defaultdict(list)
         for worker in self._registry.workers.values():
             for name, record in worker.models.items():
-                if not worker.record.draining and (record.versions or record.reason):
+                if not worker.record.draining and record.is_known:
                     records[name].append(record)
         rows = index_rows(found, records)
         return [row for row in rows if row.get("state") == ModelState.READY] if ready else rows

@@ -91,7 +91,7 @@ def placement_view(records: Mapping[str, ModelRecord], released: Released) -> Pl
         worker: {number: records[worker].versions[number].instance_numbers for number in counts}
         for worker, counts in instances.items()
     }
-    is_reported = any((record.versions or record.reason) and not record.elsewhere for record in records.values())
+    is_reported = any(record.is_known and not record.elsewhere for record in records.values())
     return PlacementView(instances, numbers, frozenset(retiring), frozenset(placed - alive), is_reported and not alive)
 
 

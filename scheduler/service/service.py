@@ -283,8 +283,9 @@ class SchedulerService:
         self._bus.publish(subjects.LAST_COUNTERS, self._counters(leaving=True))
 
     def known_models(self) -> set[str]:
-        """Returns the models that workers report, or that are remembered."""
-        return {name for view in self.registry.workers.values() for name in view.models} | self.known.names()
+        """Returns the models that have a version on a worker, whatever its state, or that are remembered."""
+        views = self.registry.workers.values()
+        return {name for view in views for name, row in view.models.items() if row.versions} | self.known.names()
 
     @property
     def unanswered(self) -> int:

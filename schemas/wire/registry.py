@@ -17,6 +17,7 @@ from msgspec import Meta
 
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.config.parameters import ModelNeeds, ResourceAmounts
+from weir.schemas.core.errors import ErrorCode
 from weir.schemas.wire.codec import MalformedMessage, NonNegative, Record
 
 MAX_INSTANCES = 4096
@@ -102,6 +103,20 @@ class ModelRecord(Record, frozen=True):
     elsewhere: bool = False
     rejected: str = ""
     completed: Annotated[list[str], Meta(max_length=256)] = []
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the worker has the model, or why it failed. Another record only has the outcome of an operation on a
+        name that no repository has, or that is unloaded and gone; its worker removes it at once.
+        """
+        return bool(self.versions or self.reason)
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a load that a client requested found a folder or a configuration that it couldn't read. As in Triton,
+        that makes no model of the server, so the server is as ready as before.
+        """
+        return not self.versions and self.revision > 0 and self.error_code == ErrorCode.INTERNAL.number
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:

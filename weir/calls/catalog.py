@@ -33,6 +33,9 @@ from weir.schemas.wire.traffic import TrafficRecord
 _MAX_VERSION = 2**63 - 1
 _MAX_VERSION_DIGITS = 19
 
+_SHOWN_REASON = 300
+"""Characters of the reason for which a model failed that an error about it has."""
+
 RECOVERY_GRACE_S = 30.0
 """How long requests for a model that has lost its last worker are still accepted."""
 
@@ -129,12 +132,21 @@ class ServedModel:
 
 
 class Catalog:
-    """The models of the registry. With `is_strict`, the server is ready only when all of them are."""
+    """The models of the registry. With `is_strict`, the server is ready only when all of them are.
+
+    Errors about models that failed to load have the reason if the catalog `tells_reasons`, which callers may do that let
+    everybody read the repository index, which has it too.
+    """
 
     def __init__(
-        self, registry: RegistryView, strict_readiness: bool, clock: Callable[[], float] = time.monotonic
+        self,
+        registry: RegistryView,
+        strict_readiness: bool,
+        clock: Callable[[], float] = time.monotonic,
+        tells_reasons: bool = False,
     ) -> None:
         self._registry = registry
+        self.tells_reasons = tells_reasons
         self.is_strict = strict_readiness
         self._clock = clock
         self._served: dict[str, ServedModel] = {}
@@ -251,11 +263,16 @@ class Catalog:
         return not self.is_strict or all(map(self._is_fully_ready, self.names()))
 
     def _is_fully_ready(self, name: str) -> bool:
-        """Whether every version is READY and can run, except those that were unloaded on request."""
+        """Whether every version is READY and can run, except those that were unloaded on request, and models that a
+        client tried to load and that couldn't be read.
+        """
         if name in self._away:
             return True
         versions: dict[int, bool] = {}
-        for record in self._records(name):
+        records = self._records(name)
+        if records and all(record.is_unread for record in records):
+            return True
+        for record in records:
             for number, version in record.versions.items():
                 is_fine = _can_run(version) or version.reason == UNLOADED
                 versions[number] = versions.get(number, False) or is_fine
@@ -266,14 +283,14 @@ class Catalog:
         for name in list(self._accept_until_s):
             self._is_accepted(name)
         records = [record for view in self._registry.workers.values() for record in view.models.values()]
-        known = {record.name for record in records if record.versions or record.reason}
+        known = {record.name for record in records if record.is_known}
         return sorted(known | self._served.keys())
 
     def knows(self, name: str) -> bool:
         """Whether a worker has a model of this identity, served or not, or requests for it are still accepted."""
         if self.served_model(name) is not None:
             return True
-        return any(record.versions or record.reason for record in self._records(name))
+        return any(record.is_known for record in self._records(name))
 
     def is_wanted(self, name: str) -> bool:
         """As `knows`, but not for a model that was unloaded everywhere: its name is free for another namespace's."""
@@ -410,6 +427,14 @@ class Catalog:
         elif identity not in self._served:
             namesakes.discard(identity)
 
+    def _failure(self, records: list[ModelRecord]) -> str:
+        """Why the model could not be loaded, after a colon; "" if it was unloaded, or where clients are told no reasons."""
+        if not self.tells_reasons:
+            return ""
+        of_versions = (version.reason for record in records for version in record.versions.values())
+        reasons = [record.reason for record in records] + [reason for reason in of_versions if reason != UNLOADED]
+        return next((f": {_first_line(reason)}" for reason in reasons if reason), "")
+
     def _error(self, name: str, version: str) -> WeirError:
         check_version(version)
         identities = self._identities(name)
@@ -425,12 +450,19 @@ class Catalog:
         if not records and not (version and name in self._away):
             return not_found(f"Request for unknown model: '{name}' is not found", Reason.UNKNOWN_MODEL)
         if not version:
-            return not_found(f"Request for unknown model: '{name}' has no available versions", Reason.NOT_READY)
+            text = f"Request for unknown model: '{name}' has no available versions"
+            return not_found(text + self._failure(records), Reason.NOT_READY)
         if any(int(version) in record.versions for record in records):
             return unavailable(
                 f"Request for unknown model: '{name}' version {version} is not at ready state", Reason.NOT_READY
             )
         return not_found(f"Request for unknown model: '{name}' version {version} is not found", Reason.UNKNOWN_MODEL)
+
+
+def _first_line(reason: str) -> str:
+    """What a client is told of a reason: a backend's may be a traceback."""
+    line = reason.partition("\n")[0].strip()
+    return line if len(line) <= _SHOWN_REASON else f"{line[:_SHOWN_REASON]}…"
 
 
 def rule_with(record: TrafficRecord | None, served: ServedModel) -> TrafficRule | None:

@@ -84,6 +84,14 @@ class _Operation:
             self.complete.set()
 
 
+NOT_ALLOWED = "explicit model load / unload is not allowed if polling is enabled"
+"""Triton's refusal, which it also gives where nothing is polled."""
+
+NOT_ALLOWED_HERE = (
+    f"{NOT_ALLOWED}, nor with --model-control-mode=none, as here: start the server with --model-control-mode=explicit"
+)
+
+
 class ModelControl:
     """Loads and unloads models. A role with a `mode` of its own rejects both unless that is "explicit"."""
 
@@ -193,9 +201,10 @@ class ModelControl:
             await asyncio.sleep(_UNLOAD_POLL_S)
 
     def check_allowed(self) -> None:
-        """Raises WeirError (UNAVAILABLE, in Triton's words) unless workers carry out loads and unloads on request."""
+        """Raises WeirError (UNAVAILABLE, with Triton's text) unless workers carry out loads and unloads on request."""
         if not (self._is_allowed and (self.is_explicit or not self._live_workers())):
-            raise unavailable("explicit model load / unload is not allowed if polling is enabled")
+            polls = any(view.record.model_control_mode == "poll" for view in self._registry.workers.values())
+            raise unavailable(NOT_ALLOWED if polls else NOT_ALLOWED_HERE)
 
     def _check_unloaded(self, name: str) -> None:
         """Raises WeirError with Triton's text if workers that carry out no operations still serve the model."""
@@ -265,7 +274,7 @@ class ModelControl:
         if broken:
             raise WeirError(ErrorCode.from_number(broken[0].error_code), broken[0].error)
         if len(absent) == len(results):
-            shown = max(absent, key=lambda result: result.elsewhere)
+            shown = max(absent, key=lambda result: (result.elsewhere, bool(result.reason or result.rejected)))
             raise WeirError(ErrorCode.from_number(shown.error_code), shown.error)
 
     async def _clean_up(self, name: str, operation: _Operation, workers: set[str], objects: set[str]) -> None:

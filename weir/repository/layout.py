@@ -22,7 +22,7 @@ from pathlib import Path
 
 from weir.repository.paths import check_model_name, is_hidden, parse_version, path_inside
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
+from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid, unavailable
 from weir.schemas.core.names import model_identity, plain_name
 
 CONFIG_FILE = "config.pbtxt"
@@ -31,7 +31,23 @@ DUPLICATE = "model appears in two or more repositories"
 """The problem of a name that is in several repositories, without namespacing: none of the models is served.
 The text is Triton's."""
 
+_POLL_FAILED = "failed to load '{}', failed to poll from model repository"
+
 _SILENT_FOLDERS = frozenset({"configs", "initial_state", "warmup"})
+
+
+class NotInRepository(WeirError):
+    """INTERNAL, as in Triton: no repository has a model of this name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(ErrorCode.INTERNAL, _POLL_FAILED.format(name))
+
+
+def poll_failure(name: str, reason: str) -> WeirError:
+    """The response to a load of a model whose folder or configuration can't be read: Triton's, and the `reason`, which
+    Triton tells its log only.
+    """
+    return internal(f"{_POLL_FAILED.format(name)}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +133,7 @@ class ModelRepository:
         """The model of this identity. Raises INVALID_ARG for an invalid name, INTERNAL (as Triton) for an unknown model."""
         found = next((model for model in self.find_all(plain_name(identity)) if model.identity == identity), None)
         if found is None:
-            raise _not_found(identity)
+            raise NotInRepository(identity)
         return found
 
     def find_all(self, name: str) -> list[FoundModel]:
@@ -125,7 +141,7 @@ class ModelRepository:
         check_model_name(name)
         found = self._read_all(name, self._folders(name))
         if not found:
-            raise _not_found(name)
+            raise NotInRepository(name)
         return found
 
     def has(self, identity: str) -> bool:
@@ -193,10 +209,6 @@ class ModelRepository:
                 raise OSError(errno.EINVAL, f"{file} is not a regular file")
             return file
         return ""
-
-
-def _not_found(name: str) -> WeirError:
-    return internal(f"failed to load '{name}', failed to poll from model repository")
 
 
 def _model_folders(repository: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from weir.repository.layout import (
     ModelRepository,
     RepositorySnapshot,
     folder_fingerprint,
+    poll_failure,
     select_versions,
 )
 from weir.repository.loading import ConfigSource, read_config, resolve_config
@@ -139,7 +140,7 @@ class ModelLoader:
                 serving = None  # its versions were loaded from another folder
         except WeirError as error:
             result.reason = _reason(error)
-            result.error = poll_failure(name)
+            result.error = poll_failure(name, error.message)
             logger.error("Poll failed for model directory '%s': %s", name, error.message)
             return result
         try:
@@ -313,11 +314,6 @@ def release_agents(agents: list[AppliedAgents]) -> None:
     """Releases repository agents and empties the list. Blocking."""
     while agents:
         agents.pop().release()
-
-
-def poll_failure(name: str) -> WeirError:
-    """Triton's response to a load request for a model whose folder or configuration can't be read."""
-    return internal(f"failed to load '{name}', failed to poll from model repository")
 
 
 def _has_same_files(serving: LoadResult, new: LoadResult, number: int) -> bool:

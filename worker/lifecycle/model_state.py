@@ -199,7 +199,7 @@ class RecordPublisher:
         """Writes the model's record; removes it if this worker has neither versions nor a failure to report."""
         record = model.record()
         await self.write(record)
-        if not record.versions and not record.reason:
+        if not record.is_known:
             # Whoever waits for the operation has read its outcome in the record that was just written.
             await self._attempt(self._writer.remove_model(model.name), model.name)
 

@@ -30,16 +30,16 @@ from nats.errors import Error as NatsError
 from weir.bus.kv.desired_models import DesiredModels
 from weir.bus.kv.model_files import ModelFiles
 from weir.repository.dependencies import composing_models
-from weir.repository.layout import FoundModel, folder_fingerprint, model_fingerprint
+from weir.repository.layout import FoundModel, NotInRepository, folder_fingerprint, model_fingerprint, poll_failure
 from weir.runtime.containment import contained
 from weir.schemas.config.parameters import partitions_of
-from weir.schemas.core.errors import ErrorCode, WeirError, invalid
+from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.names import plain_name
 from weir.schemas.wire.model_control import WantedModel
 from weir.schemas.wire.registry import ModelState, VersionRecord
 from weir.worker.ensembles.dependencies import DependencyAction, DependencyWatcher
 from weir.worker.lifecycle.coordination import DrainCoordinator, RollingReload
-from weir.worker.lifecycle.loader import LoadResult, ModelLoader, poll_failure, release_agents
+from weir.worker.lifecycle.loader import LoadResult, ModelLoader, release_agents
 from weir.worker.lifecycle.mirror import RepositoryMirrors
 from weir.worker.lifecycle.model_state import ManagedModel, ManagedModels, OperationTasks
 from weir.worker.lifecycle.override_folder import OverrideFolder
@@ -128,7 +128,8 @@ class ModelTransitions:
         except (WeirError, NatsError, OSError, TimeoutError) as error:
             reason = error.message if isinstance(error, WeirError) else f"{type(error).__name__}: {error}"
             logger.error("Poll failed for model directory '%s': %s", model.name, reason)
-            model.error = poll_failure(model.name)
+            model.error = error if isinstance(error, NotInRepository) else poll_failure(model.name, reason)
+            model.reason = ""  # of an earlier load, of files that are gone
         else:
             if wanted.keeps_unchanged and await self._is_unchanged(model, found, revision):
                 model.error, model.rejected = None, ""
@@ -138,8 +139,6 @@ class ModelTransitions:
                     # As in Triton, the request ends after the instances that it removes; schedulers know that at once.
                     await self._records.publish(model)
                     await asyncio.shield(swapped.unload)
-            elif model.error is not None and model.error.code is ErrorCode.INTERNAL:
-                model.reason = ""  # as in Triton, a model whose folder can't be polled is not listed
         if folder is not None:
             await asyncio.to_thread(folder.remove)
         model.revision = max(model.revision, revision)

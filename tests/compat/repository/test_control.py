@@ -127,7 +127,9 @@ def test_a_reload_that_fails_leaves_what_serves(explicit: Repository) -> None:
         assert text.endswith(";\n")
     assert explicit.added("spoilt") == 5
     (explicit.root / "spoilt" / "config.pbtxt").write_text("nonsense")
-    assert explicit.load("spoilt") == (500, NOT_POLLED.format("spoilt"))
+    status, text = explicit.load("spoilt")
+    assert status == 500
+    assert text.startswith(f"{NOT_POLLED.format('spoilt')}: spoilt/config.pbtxt:1:1: field 'nonsense': ")
     assert explicit.added("spoilt") == 5
     (row,) = explicit.rows("spoilt")
     assert row["state"] == "READY"
@@ -152,7 +154,11 @@ def test_loads_that_fail_say_why(explicit: Repository) -> None:
     first, second = explicit.rows("partly")
     assert first == {"name": "partly", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
     assert second["reason"].startswith("Internal: ValueError: not two")
-    assert explicit.infer("partly") == (404, "Request for unknown model: 'partly' has no available versions")
+    unknown = "Request for unknown model: 'partly' has no available versions: Internal: ValueError: not two"
+    status, text = explicit.infer("partly")
+    assert status == 404
+    assert text.startswith(unknown)
+    assert "\n" not in text
     assert not explicit.http.is_server_ready()
     shutil.rmtree(root / "partly")
     write_adds(root, "partly", 1)
@@ -167,8 +173,15 @@ def test_loads_that_fail_say_why(explicit: Repository) -> None:
     shutil.rmtree(root / "empty")
     explicit.unload("empty")
     write_model(root, "misnamed", config_text("other", "python", {}, {}))
-    assert explicit.load("misnamed") == (500, NOT_POLLED.format("misnamed"))
-    assert explicit.rows("misnamed") == [{"name": "misnamed"}]
+    status, text = explicit.load("misnamed")
+    why = (
+        "unexpected directory name 'misnamed' for model 'other', directory name must equal model name "
+        "(misnamed/config.pbtxt:1, field 'name')"
+    )
+    assert (status, text) == (500, f"{NOT_POLLED.format('misnamed')}: {why}")
+    (row,) = explicit.rows("misnamed")
+    assert row == {"name": "misnamed", "state": "UNAVAILABLE", "reason": f"Invalid argument: {why}"}
+    assert explicit.http.is_server_ready(), "as in Triton: it is no model of the server"
     assert explicit.load("nobody") == (500, NOT_POLLED.format("nobody"))
     assert explicit.rows("nobody") == []
     dots = "invalid model name '..', model name must not contain path traversal characters"
@@ -207,10 +220,9 @@ def test_a_configuration_stands_in_for_the_one_on_disk(explicit: Repository) -> 
     before = explicit.http.get_model_config("all_versions")
     assert before["version_policy"] == {"specific": {"versions": [2]}}
     for bad in ("{", '{"nope": 1}', "", "[]"):
-        assert explicit.load("all_versions", {"parameters": {"config": bad}}) == (
-            500,
-            NOT_POLLED.format("all_versions"),
-        )
+        status, text = explicit.load("all_versions", {"parameters": {"config": bad}})
+        assert status == 500
+        assert text.startswith(f"{NOT_POLLED.format('all_versions')}: Invalid config override: ")
     assert explicit.added("all_versions") == 2
     explicit.http.load_model("all_versions")
     assert explicit.added("all_versions") == 2, "a plain load keeps it as long as the files are the same"
@@ -254,8 +266,10 @@ def test_files_stand_in_for_those_on_disk_and_leave_with_the_model(explicit: Rep
 def test_files_stay_inside_the_model_s_folder(explicit: Repository, path: str) -> None:
     content = base64.b64encode(b"x").decode()
     body = {"parameters": {"config": json.dumps(ADDS_CONFIG), f"file:{path}": content}}
-    assert explicit.load("at_start", body) == (500, NOT_POLLED.format("at_start"))
-    assert "must stay within model directory" in explicit.server.log()
+    status, text = explicit.load("at_start", body)
+    assert status == 500
+    assert text.startswith(f"{NOT_POLLED.format('at_start')}: ")
+    assert "must stay within model directory" in text
     assert explicit.added("at_start") == 1
     assert not folders(explicit)
     assert not list(explicit.server.folder.rglob("x"))
@@ -263,8 +277,8 @@ def test_files_stay_inside_the_model_s_folder(explicit: Repository, path: str) -
 
 def test_files_want_a_configuration(explicit: Repository) -> None:
     body = {"parameters": {"file:1/model.py": base64.b64encode(b"x").decode()}}
-    assert explicit.load("at_start", body) == (500, NOT_POLLED.format("at_start"))
-    assert "Load parameter 'config' must be specified for model file override" in explicit.server.log()
+    why = "Load parameter 'config' must be specified for model file override"
+    assert explicit.load("at_start", body) == (500, f"{NOT_POLLED.format('at_start')}: {why}")
 
 
 def test_bodies_that_make_no_sense_are_answered_as_by_triton(explicit: Repository) -> None:

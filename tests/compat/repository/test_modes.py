@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tritonclient.utils import InferenceServerException
 
-from tests.support.servers.repository import NOT_ALLOWED, Repository, serving, write_adds
+from tests.support.servers.repository import NOT_ALLOWED, NOT_ALLOWED_HERE, Repository, serving, write_adds
 from tests.support.waiting import wait_until
 
 
@@ -140,7 +140,7 @@ def test_without_control_models_stay_as_they_were_at_the_start(tmp_path: Path) -
     (tmp_path / "models").mkdir()
     write_adds(tmp_path / "models", "there", 1)
     for repository in serving(tmp_path):
-        assert repository.load("there") == repository.unload("there") == NOT_ALLOWED
+        assert repository.load("there") == repository.unload("there") == NOT_ALLOWED_HERE
         with pytest.raises(InferenceServerException, match="is not allowed if polling is enabled") as refused:
             repository.grpc.load_model("there")
         assert refused.value.status() == "StatusCode.UNAVAILABLE"

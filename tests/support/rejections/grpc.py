@@ -64,7 +64,7 @@ REFUSED: dict[str, tuple[Fields, str, str]] = {
     "no version that could be loaded": (
         given(model_name="unloadable"),
         "NOT_FOUND",
-        "Request for unknown model: 'unloadable' has no available versions",
+        "Request for unknown model: 'unloadable' has no available versions: Internal: RuntimeError: not today",
     ),
     # Contents
     "typed and raw": (typed(raw=True, fp32_contents=[1, 2]), "INVALID_ARGUMENT", MIXED),

@@ -112,3 +112,7 @@ def folders(repository: Repository) -> list[Path]:
 
 INDEX = "/v2/repository/index"
 NOT_ALLOWED = (503, "explicit model load / unload is not allowed if polling is enabled")
+NOT_ALLOWED_HERE = (
+    503,
+    f"{NOT_ALLOWED[1]}, nor with --model-control-mode=none, as here: start the server with --model-control-mode=explicit",
+)

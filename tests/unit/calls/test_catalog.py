@@ -125,6 +125,40 @@ async def test_during_the_warmup_no_model_is_unknown(nats_url: str) -> None:
         assert c.catalog.warmup_error("other") is None
 
 
+async def test_a_load_of_a_model_that_cannot_be_read_leaves_the_server_ready(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        await c.load("w1", v1=ModelState.READY)
+        await c.settle("w1")
+        await c.write(
+            "w1",
+            ModelRecord(
+                "n", reason="config.pbtxt:3:1: no", written_ns=1, revision=5, error_code=ErrorCode.INTERNAL.number
+            ),
+        )
+        assert c.catalog.knows("n")
+        assert c.catalog.server_ready(), "as in Triton, it is no model of the server"
+        await c.write("w1", ModelRecord("n", reason="config.pbtxt:3:1: no", written_ns=2))
+        assert not c.catalog.server_ready(), "one of the start is missed"
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_the_error_about_a_model_that_failed_says_why_where_all_may_know(nats_url: str, tells: bool) -> None:
+    async with cluster(nats_url) as c:
+        c.catalog.tells_reasons = tells
+        traceback = "Internal: ValueError: no\n\nAt:\n  /srv/models/m/1/model.py(3): <module>"
+        versions = {
+            1: VersionRecord(ModelState.UNAVAILABLE, UNLOADED),
+            2: VersionRecord(ModelState.UNAVAILABLE, traceback),
+        }
+        await c.write("w1", ModelRecord("m", versions, written_ns=1))
+        nothing = "Request for unknown model: 'm' has no available versions"
+        assert c.refusal("m")[1] == (f"{nothing}: Internal: ValueError: no" if tells else nothing)
+        await c.write("w1", ModelRecord("m", reason="x" * 1000, written_ns=2))
+        assert c.refusal("m")[1] == (f"{nothing}: {'x' * 300}…" if tells else nothing)
+        await c.write("w1", ModelRecord("m", {1: versions[1]}, written_ns=3))
+        assert c.refusal("m")[1] == nothing, "it was unloaded on request"
+
+
 async def test_ready_versions_are_served(nats_url: str) -> None:
     async with cluster(nats_url) as c:
         await c.load("w1", v1=ModelState.READY, v2=ModelState.LOADING, v3=ModelState.READY)

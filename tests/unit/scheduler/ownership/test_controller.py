@@ -21,6 +21,7 @@ from weir.scheduler.ownership import controller as controller_module
 from weir.scheduler.ownership import policy
 from weir.scheduler.ownership.controller import OwnershipController
 from weir.scheduler.service.service import SchedulerService, ServiceOptions
+from weir.schemas.core.errors import ErrorCode
 from weir.schemas.wire.messages import QueueOwner
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
@@ -114,6 +115,21 @@ async def test_one_scheduler_owns_all_queues_and_writes_their_records(cluster: C
     assert [await cluster.owner(model) for model in MODELS] == ["a"] * 4
     await cluster.serve(["later"])
     await eventually(lambda: "later" in only.queues)
+
+
+async def test_a_load_of_an_unknown_or_unreadable_model_makes_no_queue(cluster: Cluster) -> None:
+    await cluster.serve(["m0"])
+    only = await cluster.scheduler("a")
+    registry = RegistryWriter(cluster.bus, "worker")
+    await registry.write_model(
+        ModelRecord("nowhere", revision=1, error_code=ErrorCode.INTERNAL.number, error="failed to load 'nowhere'")
+    )
+    await registry.write_model(
+        ModelRecord("unreadable", reason="config.pbtxt:1:1: ...", revision=1, error_code=ErrorCode.INTERNAL.number)
+    )
+    await cluster.serve(["m1"])
+    await eventually(lambda: "m1" in only.queues)
+    assert only.queues == {"m0", "m1"}
 
 
 async def test_a_second_scheduler_gets_half_of_the_queues(cluster: Cluster) -> None:

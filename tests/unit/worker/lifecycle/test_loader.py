@@ -193,7 +193,7 @@ def test_without_completion_a_model_needs_a_configuration(tmp_path: Path, caplog
     assert result.reason == f"Internal: {missing}"
     assert f"Poll failed for model directory 'neg': {missing}" in caplog.messages
     assert result.error is not None
-    assert result.error.message == "failed to load 'neg', failed to poll from model repository"
+    assert result.error.message == f"failed to load 'neg', failed to poll from model repository: {missing}"
     sent = loader.load(loader.look().models["neg"], override)
     assert "failed to open" not in sent.reason
     for served in sent.served.values():
