@@ -151,6 +151,7 @@ weir.jobs.run.plan:MAX_HELD_BYTES | items and results that a job holds | it read
 weir.jobs.run.plan:MAX_SPAN | items of a job between the first not written and the last read | as above
 weir.jobs.run.run:PAUSE_TIMEOUT_S | wait of a pausing job for its items in flight | they run again
 weir.jobs.run.run:MAX_FAILURES_BEFORE_SUCCESS | failed items of a job before the first success, without `max_failures` | the job ends
+weir.jobs.records.record:MAX_COLUMNS | columns of Parquet files that a job may choose | refused with 400
 weir.jobs.formats.items:MAX_ITEM_BYTES | one item of a batch job | the item fails
 weir.jobs.formats.jsonl:MAX_NOTED_LINES | remembered positions of lines in a job's file | every other one is dropped
 weir.jobs.formats.npy:BLOCK_BYTES | block of an array read at a time | the next block follows

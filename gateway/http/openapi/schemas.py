@@ -128,6 +128,7 @@ SCHEMAS: dict[str, Any] = {
         priority=INTEGER,
         max_in_flight=INTEGER,
         max_failures=INTEGER,
+        columns=array_of({"type": "string"}),
     ),
     "Job": {**ANY_OBJECT, "description": "State and counts of a batch job"},
     "Jobs": object_of(jobs=array_of({"$ref": "#/components/schemas/Job"})),

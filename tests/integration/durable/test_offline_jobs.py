@@ -312,6 +312,22 @@ def test_a_file_that_expands_fails_alone_and_its_reader_ends_with_the_job(jobs: 
     wait_until(lambda: not any(is_parquet_reader(child) for child in durable.children()))
 
 
+def test_results_repeat_the_columns_that_a_job_chooses(jobs: JobServer, capsys: pytest.CaptureFixture[str]) -> None:
+    source, output = jobs.root / "labelled.parquet", jobs.output()
+    pq.write_table(pa.table({"id": ["a", "b"], "IN": pa.array([1, 2], pa.int64()), "note": ["x", "y"]}), source)
+    refused = jobs.weir("submit", "-m", "fast", "-i", str(source), "-o", str(output))
+    assert refused == 1
+    said = capsys.readouterr().err
+    assert "column 'id' is not an input of the model; its inputs are ['IN']" in said
+    assert "--columns=IN,id,note" in said
+    assert "weir batch retry" not in said, "that would fail as well"
+    output = jobs.output()
+    assert jobs.weir("submit", "-m", "fast", "-i", str(source), "-o", str(output), "--columns=IN,id") == 0
+    (shard,) = output.glob("part-*")
+    rows = pq.read_table(shard).select(["id", "OUT", "error"]).to_pylist()
+    assert rows == [{"id": "a", "OUT": [1], "error": None}, {"id": "b", "OUT": [2], "error": None}]
+
+
 def test_what_is_not_allowed_is_refused(jobs: JobServer, tmp_path: Path) -> None:
     source = jobs.lines([{"IN": [1]}])
     good = {"model": "fast", "input": str(source), "output": str(jobs.output())}

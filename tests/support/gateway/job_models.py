@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from weir.jobs.formats.input_files import InputFile, open_regular, printable_name
-from weir.jobs.formats.items import DeclaredInput
+from weir.jobs.formats.items import DeclaredInput, KeptColumn
+from weir.jobs.formats.parquet_process import Count
 from weir.jobs.formats.parquet_rows import READ_MEMORY_BYTES, ParquetRows, RowEvent
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, pack_bytes
@@ -55,16 +56,19 @@ class InProcess:
     def __init__(self, memory_bytes: int = READ_MEMORY_BYTES) -> None:
         self._memory_bytes = memory_bytes
 
-    def count(self, file: InputFile, inputs: list[DeclaredInput]) -> int:
-        return self._opened(file, inputs).count()
+    def count(self, file: InputFile, inputs: list[DeclaredInput], columns: list[str]) -> Count:
+        opened = self._opened(file, inputs, columns)
+        return Count(opened.count(), opened.kept)
 
-    def rows(self, file: InputFile, inputs: list[DeclaredInput], start: int) -> Iterator[RowEvent]:
-        return self._opened(file, inputs).rows(start)
+    def rows(
+        self, file: InputFile, inputs: list[DeclaredInput], kept: list[KeptColumn], columns: list[str], start: int
+    ) -> Iterator[RowEvent]:
+        return self._opened(file, inputs, columns).rows(start)
 
-    def _opened(self, file: InputFile, inputs: list[DeclaredInput]) -> ParquetRows:
+    def _opened(self, file: InputFile, inputs: list[DeclaredInput], columns: list[str]) -> ParquetRows:
         fd = open_regular(file)
         try:
             by_name = {declared.name: declared for declared in inputs}
-            return ParquetRows(fd, printable_name(file.name), by_name, self._memory_bytes)
+            return ParquetRows(fd, printable_name(file.name), by_name, self._memory_bytes, columns)
         finally:
             os.close(fd)

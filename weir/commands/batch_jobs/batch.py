@@ -51,6 +51,14 @@ def submit(  # noqa: PLR0913 - options of a command
     output_format: Annotated[
         str, typer.Option(metavar="NAME", help="jsonl, npz or parquet.", show_default="that of the input")
     ] = "",
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Columns to read of Parquet files, separated by commas. Results repeat those that are no input.",
+            show_default="all, which must be inputs",
+        ),
+    ] = "",
     priority: Annotated[
         int, typer.Option(min=0, metavar="LEVEL", help="Priority of the job's requests.", show_default=False)
     ] = 0,
@@ -81,6 +89,7 @@ def submit(  # noqa: PLR0913 - options of a command
         "priority": priority,
         "max_in_flight": max_in_flight,
         "max_failures": max_failures,
+        "columns": [name for name in map(str.strip, columns.split(",")) if name],
     }
     client = _client(url, data_dir)
     job = _call(client, client.submit, document)

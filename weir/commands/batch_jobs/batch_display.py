@@ -114,7 +114,7 @@ def watch(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
         console.print(
             f"failures: grep '\"error\":' {shlex.quote(shown['output'])}/part-*", markup=False, soft_wrap=True
         )
-    if shown["failed"] or shown["state"] != "succeeded":
+    if shown["failed"] or shown["state"] == "cancelled" or (shown["state"] == "failed" and shown["total"] is not None):
         what = "retry the failed items" if shown["state"] == "succeeded" else "continue the job"
         console.print(f"{what} with: weir batch retry {shown['id']}{url_option(client)}", markup=False, soft_wrap=True)
     return shown

@@ -28,7 +28,7 @@ from weir.jobs.formats.input_files import (
     is_folder_of,
     printable_name,
 )
-from weir.jobs.formats.items import MAX_ITEM_BYTES, ItemResult, JobInput, JobItem, declared_inputs
+from weir.jobs.formats.items import MAX_ITEM_BYTES, ItemResult, JobInput, JobItem, KeptColumn, declared_inputs
 from weir.jobs.formats.jsonl import JsonLinesFile, JsonShards
 from weir.jobs.formats.npy import NumpyFile, NumpyShards
 from weir.jobs.formats.parquet import ParquetShards
@@ -63,10 +63,14 @@ class JobOutput:
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str], format: OutputFormat | str, model_outputs: Sequence[ModelOutput]
+        self,
+        folder: str | os.PathLike[str],
+        format: OutputFormat | str,
+        model_outputs: Sequence[ModelOutput],
+        kept: Sequence[KeptColumn] = (),
     ) -> None:
         self._folder = os.fspath(folder)
-        self._format = _shard_format(format, model_outputs)
+        self._format = _shard_format(format, model_outputs, kept)
         with _write_errors():
             os.makedirs(self._folder, exist_ok=True)
             with self._locked():
@@ -213,13 +217,17 @@ class JobOutput:
             raise invalid(f"'{name}' is not a shard of a job: {error}") from None
 
 
-def _shard_format(format: OutputFormat | str, outputs: Sequence[ModelOutput]) -> ShardFormat:
+def _shard_format(
+    format: OutputFormat | str, outputs: Sequence[ModelOutput], kept: Sequence[KeptColumn]
+) -> ShardFormat:
     if format == OutputFormat.JSONL:
         return JsonShards(outputs)
     if format == OutputFormat.NPZ:
+        if kept:
+            raise invalid(f"column '{kept[0].name}' can't be written to .npz: write JSON Lines or Parquet")
         return NumpyShards(outputs)
     if format == OutputFormat.PARQUET:
-        return ParquetShards(outputs)
+        return ParquetShards(outputs, kept)
     raise invalid(f"unknown output format '{format}': expected one of {', '.join(OutputFormat)}")
 
 
@@ -288,17 +296,21 @@ def open_input(
     format: InputFormat | str | None,
     config: ModelConfig,
     parquet: RowSource | None = None,
+    columns: Sequence[str] = (),
 ) -> JobInput:
     """Open the items in the files that `paths` (files, folders, patterns) name, for the model of `config`.
 
     Several files form one input, in sorted order. Format None is derived from the suffix, which must be the same for all
     files; a folder with other files is a folder of files. Parquet files are read by `parquet`, by default in a process of
-    the input's own, which ends when the input is closed. Raises WeirError.
+    the input's own, which ends when the input is closed. Of their columns, `columns` are read, by default all; those that
+    are no input are repeated in the results. Raises WeirError.
     """
     files = find_input_files(paths)
     in_folder = is_folder_of(paths)
     chosen = _guessed(files, in_folder) if format is None else input_format(format)
     inputs = declared_inputs(config)
+    if columns and chosen is not InputFormat.PARQUET:
+        raise invalid(f"columns are chosen in Parquet files, and the job's input has format '{chosen}'")
     if chosen is InputFormat.FILES:
         return FileFolder(files, inputs)
     if in_folder:
@@ -308,12 +320,17 @@ def open_input(
     with ExitStack() as opened:
         if chosen is InputFormat.PARQUET:
             source = parquet or opened.enter_context(closing(ParquetReader()))
-            readers: list[ItemFile] = [ParquetFile(file, inputs, source) for file in files]
-        elif chosen is InputFormat.JSONL:
+            parts = [ParquetFile(file, inputs, source, columns) for file in files]
+            different = next((part for part in parts if part.kept != parts[0].kept), None)
+            if different is not None:
+                raise invalid(different.differs_from(parts[0]))
+            return JoinedInput(files, parts, opened.pop_all().close, parts[0].kept)
+        readers: list[ItemFile]
+        if chosen is InputFormat.JSONL:
             readers = [JsonLinesFile(file, config.name, inputs) for file in files]
         else:
             readers = [NumpyFile(file, inputs) for file in files]
-        return JoinedInput(files, readers, opened.pop_all().close)
+        return JoinedInput(files, readers)
 
 
 def input_format(name: str) -> InputFormat:

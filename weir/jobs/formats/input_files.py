@@ -22,7 +22,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Protocol, overload
 
-from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, JobInput, JobItem
+from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, JobInput, JobItem, KeptColumn
 from weir.schemas.core.errors import WeirError, invalid, not_found
 from weir.schemas.core.tensors import Tensor, pack_bytes
 
@@ -236,8 +236,13 @@ class JoinedInput(JobInput):
     """The items of `files`, in order; each file has its reader in `readers`, and `close` ends what they share."""
 
     def __init__(
-        self, files: Sequence[InputFile], readers: Sequence[ItemFile], close: Callable[[], None] = lambda: None
+        self,
+        files: Sequence[InputFile],
+        readers: Sequence[ItemFile],
+        close: Callable[[], None] = lambda: None,
+        kept: Sequence[KeptColumn] = (),
     ) -> None:
+        self.kept = kept
         self._files = files
         self._readers = readers
         self._close = close

@@ -25,43 +25,66 @@ class JobItem:
 
     `source` is repeated in its result: the `id` of a request that has one, else the file and the line or row. `inputs` is
     an error if the item can't be read. `request` is set if the item is a request with more than inputs (parameters,
-    outputs).
+    outputs). `kept` are values of its file that its result repeats.
     """
 
-    __slots__ = ("inputs", "number", "request", "source")
+    __slots__ = ("inputs", "kept", "number", "request", "source")
 
     def __init__(
-        self, number: int, source: str, inputs: list[Tensor] | WeirError, request: InferRequest | None = None
+        self,
+        number: int,
+        source: str,
+        inputs: list[Tensor] | WeirError,
+        request: InferRequest | None = None,
+        kept: Sequence[Tensor] = (),
     ) -> None:
         self.number = number
         self.source = source
         self.inputs = inputs
         self.request = request
+        self.kept = kept
 
     def __repr__(self) -> str:
         return f"JobItem({self.number}, {self.source!r}, {self.inputs!r})"
 
 
 class ItemResult:
-    """The result of one item: its outputs or its error; exactly one of them is not None."""
+    """The result of one item: its outputs or its error; exactly one of them is not None. `kept` is that of its item."""
 
-    __slots__ = ("error", "number", "outputs", "source")
+    __slots__ = ("error", "kept", "number", "outputs", "source")
 
-    def __init__(self, number: int, source: str, outputs: list[Tensor] | None, error: WeirError | None) -> None:
+    def __init__(
+        self,
+        number: int,
+        source: str,
+        outputs: list[Tensor] | None,
+        error: WeirError | None,
+        kept: Sequence[Tensor] = (),
+    ) -> None:
         self.number = number
         self.source = source
         self.outputs = outputs
         self.error = error
+        self.kept = kept
 
     def __repr__(self) -> str:
         return f"ItemResult({self.number}, {self.source!r}, {self.error or self.outputs!r})"
 
 
+class KeptColumn(msgspec.Struct, frozen=True):
+    """A column of the input that results repeat: one value of `datatype` (a wire datatype) for each item, or none."""
+
+    name: str
+    datatype: str
+
+
 class JobInput(ABC):
     """The items of a job, in an order that depends on its files alone. Methods block: call them in threads.
 
-    One object serves one reader at a time.
+    One object serves one reader at a time. `kept` are the columns that results repeat.
     """
+
+    kept: Sequence[KeptColumn] = ()
 
     @abstractmethod
     def count(self) -> int | None:
@@ -149,11 +172,13 @@ def declared_inputs(config: ModelConfig) -> dict[str, DeclaredInput]:
     return {declared.name: DeclaredInput.of_config(declared, config.max_batch_size > 0) for declared in config.input}
 
 
-def check_names(names: Sequence[str], inputs: dict[str, DeclaredInput], what: str) -> None:
-    """Raise WeirError unless the arrays or columns of a file, called `what`, are the inputs of the model."""
+def check_names(names: Sequence[str], inputs: dict[str, DeclaredInput], what: str, advice: str = "") -> None:
+    """Raise WeirError unless the arrays or columns of a file, called `what`, are the inputs of the model. `advice` is what
+    to do about others.
+    """
     unknown = [name for name in names if name not in inputs]
     if unknown:
-        raise invalid(f"{what} '{unknown[0]}' is not an input of the model; its inputs are {sorted(inputs)}")
+        raise invalid(f"{what} '{unknown[0]}' is not an input of the model; its inputs are {sorted(inputs)}{advice}")
     lacking = [name for name, declared in inputs.items() if not declared.optional and name not in names]
     if lacking:
         raise invalid(f"{what} '{lacking[0]}' is missing")

@@ -32,7 +32,7 @@ from weir.jobs.formats.shards import OutputColumn, ShardFormat, columns_of, text
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.request_limits import RequestLimits
 from weir.schemas.core.requests import InferRequest
-from weir.schemas.core.tensors import Tensor, pack_bytes
+from weir.schemas.core.tensors import Tensor, as_array, pack_bytes
 from weir.schemas.kserve.json_documents import MAX_JSON_DEPTH, load_json, too_deep
 from weir.schemas.kserve.json_tensors import pack_json_data
 from weir.schemas.kserve.regions import no_regions
@@ -353,13 +353,20 @@ class JsonShards(ShardFormat):
             for place, value in _json_column(column):
                 outputs[place][name] = value
         dumps = orjson.dumps
-        lines = [
-            dumps({"item": result.number, "source": result.source, "outputs": values}, None, _OPTIONS)
-            if error is None
-            else dumps({"item": result.number, "source": result.source, "error": text_of(error)}, None, _OPTIONS)
-            for result, values, error in zip(results, outputs, errors, strict=True)
-        ]
+        lines: list[bytes] = []
+        for result, values, error in zip(results, outputs, errors, strict=True):
+            line: dict[str, Any] = {"item": result.number, "source": result.source}
+            if result.kept:
+                line["columns"] = {tensor.name: _json_value(tensor) for tensor in result.kept}
+            line |= {"outputs": values} if error is None else {"error": text_of(error)}
+            lines.append(dumps(line, None, _OPTIONS))
         return lines, len(errors) - errors.count(None)
+
+
+def _json_value(tensor: Tensor) -> Any:
+    """The one element of a tensor, serialisable."""
+    assert not isinstance(tensor.data, tuple)  # noqa: S101 - it was read from a file
+    return json_rows(as_array(tensor.data, tensor.datatype, (1,)))[0]
 
 
 def _json_column(column: OutputColumn) -> Iterator[tuple[int, Any]]:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
-from weir.jobs.formats.items import ItemResult
+from weir.jobs.formats.items import ItemResult, KeptColumn
 from weir.jobs.formats.jsonl import from_bf16, to_bf16
 from weir.jobs.formats.shards import LARGE_SHARD_BYTES, OutputColumn, WholeShards, columns_of, text_of
 from weir.schemas.config.model_config import ModelOutput
@@ -37,6 +37,8 @@ _NAMES = {
     "FP64": "float64",
     "BYTES": "large_binary",
 }
+
+_REPEATED = tuple(name for name in _NAMES if name not in ("BF16", "BYTES"))
 
 STRING_LENGTH = struct.Struct("<I")
 """The length before each element of BYTES content."""
@@ -84,6 +86,24 @@ def check_column(type: Any, datatype: str, what: str) -> int:
     if not fits:
         raise invalid(f"{what} holds {type}, but the input is {datatype}")
     return depth
+
+
+def kept_datatype(type: Any, what: str) -> str:
+    """The datatype of a column that results repeat: BYTES, as text, for what is neither a number nor a boolean, such as a
+    time. Raises WeirError for a column of bytes, lists or structures, which are no text.
+    """
+    types = arrow().types
+    found = type.value_type if types.is_dictionary(type) else type
+    if types.is_nested(found) or _is_binary(types, found):
+        raise invalid(f"{what} holds {type}, and results repeat numbers, booleans, text and times only")
+    return next((name for name in _REPEATED if found == element_type(name)), "BYTES")
+
+
+def as_text(column: Any) -> Any:
+    """`column` with times, decimals and their like as text, which no input takes; others as they are."""
+    pyarrow, type = arrow(), column.type
+    is_temporal = pyarrow.types.is_temporal(type) or pyarrow.types.is_decimal(type)
+    return column.cast(pyarrow.string()) if is_temporal else column
 
 
 class ColumnValues:
@@ -291,15 +311,23 @@ def _is_binary(types: Any, type: Any) -> bool:
 
 
 class ParquetShards(WholeShards):
-    """Shards as Parquet files. The outputs of a failed item are null, `error` is null for the others."""
+    """Shards as Parquet files. The outputs of a failed item are null, `error` is null for the others. The columns that
+    results repeat come before the outputs.
+    """
 
     suffix = ".parquet"
     own_names = ("item", "source", "error")
 
-    def __init__(self, outputs: Sequence[ModelOutput]) -> None:
+    def __init__(self, outputs: Sequence[ModelOutput], kept: Sequence[KeptColumn] = ()) -> None:
         super().__init__(outputs)
         pyarrow = arrow()
+        self._kept = kept
+        taken = {*self.own_names, *(output.name for output in outputs)}
+        for column in kept:
+            if column.name in taken:
+                raise invalid(f"column '{column.name}' can't be repeated: results have another one of this name")
         fields = [("item", pyarrow.int64()), ("source", pyarrow.string()), ("error", pyarrow.string())]
+        fields += [(column.name, _kept_type(column)) for column in kept]
         fields += [(output.name, _type_of(output)) for output in outputs]
         self._schema = pyarrow.schema(fields)
 
@@ -313,8 +341,9 @@ class ParquetShards(WholeShards):
             pyarrow.array([result.source for result in results], pyarrow.string()),
             pyarrow.array([error and text_of(error) for error in errors], pyarrow.string()),
         ]
+        kept = [_kept_array(column, results) for column in self._kept]
         arrays = [arrow_column(column, output.dims) for column, output in zip(columns, self.outputs, strict=True)]
-        table = pyarrow.Table.from_arrays(own + arrays, schema=self._schema)
+        table = pyarrow.Table.from_arrays(own + kept + arrays, schema=self._schema)
         # A dictionary and the least and largest value of large ones are copies of them, up to six in all.
         has_small = table.nbytes <= LARGE_SHARD_BYTES
         pyarrow.parquet.write_table(table, file, use_dictionary=has_small, write_statistics=has_small)
@@ -334,10 +363,19 @@ class ParquetShards(WholeShards):
             [row for chunk in table.column(output.name).chunks for row in rows_of(chunk, _datatype(output))]
             for output in self.outputs
         ]
+        kept = [
+            [row for chunk in table.column(column.name).chunks for row in rows_of(chunk, column.datatype)]
+            for column in self._kept
+        ]
         results: list[ItemResult] = []
         for place, (number, source, error) in enumerate(zip(*own, strict=True)):
+            repeated = [
+                Tensor(column.name, column.datatype, (1,), row[1])
+                for column, rows in zip(self._kept, kept, strict=True)
+                if isinstance(row := rows[place], tuple)
+            ]
             if error is not None:
-                results.append(ItemResult(number, source, None, WeirError(ErrorCode.UNKNOWN, error)))
+                results.append(ItemResult(number, source, None, WeirError(ErrorCode.UNKNOWN, error), repeated))
                 continue
             tensors: list[Tensor] = []
             for output, column in zip(self.outputs, values, strict=True):
@@ -347,7 +385,7 @@ class ParquetShards(WholeShards):
                 if row is not None:
                     shape = row[0] if len(row[0]) == len(output.dims) else (1,)
                     tensors.append(Tensor(output.name, _datatype(output), shape, row[1]))
-            results.append(ItemResult(number, source, tensors, None))
+            results.append(ItemResult(number, source, tensors, None, repeated))
         return results
 
     def _table(self, file: BinaryIO, names: list[str] | None) -> Any:
@@ -357,6 +395,20 @@ class ParquetShards(WholeShards):
         if not table.schema.equals(expected):
             raise ValueError("its columns differ")
         return table
+
+
+def _kept_type(column: KeptColumn) -> Any:
+    return arrow().string() if column.datatype == "BYTES" else element_type(column.datatype)
+
+
+def _kept_array(kept: KeptColumn, results: Sequence[ItemResult]) -> Any:
+    """The Arrow array of the values of a column that results repeat; null for a result without one."""
+    column = OutputColumn(kept.name, kept.datatype, (1,), len(results), True)
+    for place, result in enumerate(results):
+        for tensor in result.kept:
+            if tensor.name == kept.name:
+                column.put(place, tensor)
+    return arrow_column(column, (1,)).cast(_kept_type(kept))
 
 
 def _datatype(output: ModelOutput) -> str:

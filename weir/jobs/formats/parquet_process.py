@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from weir.jobs.formats.items import DeclaredInput
+from weir.jobs.formats.items import DeclaredInput, KeptColumn
 from weir.jobs.formats.parquet import arrow
 from weir.jobs.formats.parquet_rows import FailedRows, ParquetRows, RowEvent
 from weir.runtime.offload_process import become_helper, memory_status_bytes, read_parts
@@ -56,24 +56,28 @@ class Problem(msgspec.Struct, array_like=True):
 
 
 class ReadRequest(msgspec.Struct):
-    """Which rows to read: from `start` on; None for their number alone. `name` is that of the file in errors; `given_up`
-    is described at `ParquetRows.rows`.
+    """Which rows to read: from `start` on; None for their number alone. `name` is that of the file in errors; `columns` is
+    described at `ParquetRows`, `given_up` at `ParquetRows.rows`.
     """
 
     name: str
     inputs: list[DeclaredInput]
+    columns: list[str]
     start: int | None = None
     given_up: Problem | None = None
 
 
 class Count(msgspec.Struct, array_like=True, tag=True):
-    """How many rows the file has; the only message of a request for it."""
+    """How many rows the file has, and the columns that results repeat; the only message of a request for them."""
 
     rows: int
+    kept: list[KeptColumn]
 
 
 class SentTensor(msgspec.Struct, array_like=True):
-    """A tensor whose content of `size_bytes` is the next in the frame; `place` is that of its input in the request."""
+    """A tensor whose content of `size_bytes` is the next in the frame. `place` is that of its input in the request, or,
+    after those, of its column in `Count.kept`.
+    """
 
     place: int
     shape: tuple[int, ...]
@@ -135,12 +139,13 @@ def serve(request: ReadRequest, fd: int, pipe: int, memory_bytes: int) -> None:
     """Writes the response to `request` about the file `fd` into `pipe`. Raises BrokenPipeError where that is closed."""
     inputs = {declared.name: declared for declared in request.inputs}
     try:
-        opened = ParquetRows(fd, request.name, inputs, memory_bytes)
+        opened = ParquetRows(fd, request.name, inputs, memory_bytes, request.columns)
         if request.start is None:
-            _write(pipe, Count(opened.count()))
+            _write(pipe, Count(opened.count(), opened.kept))
             return
         given_up = None if request.given_up is None else request.given_up.error()
-        _write_rows(pipe, list(inputs), opened.rows(request.start, given_up))
+        names = [*inputs, *(column.name for column in opened.kept)]
+        _write_rows(pipe, names, opened.rows(request.start, given_up))
         _write(pipe, Ended())
     except WeirError as error:
         _write(pipe, Refused(Problem.of(error)))

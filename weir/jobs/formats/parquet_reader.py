@@ -13,14 +13,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Protocol
 
 import msgspec
 
 from weir.jobs.formats.input_files import InputFile, open_regular, printable_name
-from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, JobItem
+from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, JobItem, KeptColumn
 from weir.jobs.formats.parquet_process import (
     FRAME_BYTES,
     SIZES,
@@ -51,23 +51,43 @@ _MOST_MESSAGE_BYTES = 16 << 20
 class RowSource(Protocol):
     """What reads Parquet files. Both methods raise WeirError where the file, or its rest, can't be read."""
 
-    def count(self, file: InputFile, inputs: list[DeclaredInput]) -> int:
-        """The number of rows of a file, whose columns must match `inputs`."""
+    def count(self, file: InputFile, inputs: list[DeclaredInput], columns: list[str]) -> Count:
+        """The number of rows of a file, whose columns must match `inputs`, and the columns that results repeat. Of the
+        file, `columns` are read, by default all.
+        """
         ...
 
-    def rows(self, file: InputFile, inputs: list[DeclaredInput], start: int) -> Iterator[RowEvent]:
-        """The rows from number `start` on."""
+    def rows(
+        self, file: InputFile, inputs: list[DeclaredInput], kept: list[KeptColumn], columns: list[str], start: int
+    ) -> Iterator[RowEvent]:
+        """The rows from number `start` on; `kept` is what `count` found."""
         ...
 
 
 class ParquetFile:
-    """One Parquet file, read by `source`. Reads the footer at once; raises WeirError unless it matches the model."""
+    """One Parquet file, read by `source`, of which `columns` are read, by default all. `kept` are those that are no input.
 
-    def __init__(self, file: InputFile, inputs: dict[str, DeclaredInput], source: RowSource) -> None:
+    Reads the footer at once; raises WeirError unless it matches the model.
+    """
+
+    def __init__(
+        self, file: InputFile, inputs: dict[str, DeclaredInput], source: RowSource, columns: Sequence[str] = ()
+    ) -> None:
         self._file = file
         self._inputs = list(inputs.values())
         self._source = source
-        self._count = source.count(file, self._inputs)
+        self._columns = list(columns)
+        found = source.count(file, self._inputs, self._columns)
+        self._count, self.kept = found.rows, found.kept
+        self._names = {column.name for column in found.kept}
+
+    def differs_from(self, other: ParquetFile) -> str:
+        """What to say of a file that has the columns to repeat with other types than `other`."""
+        mine, theirs = next(pair for pair in zip(self.kept, other.kept, strict=True) if pair[0] != pair[1])
+        return (
+            f"'{printable_name(self._file.name)}': column '{mine.name}' holds {mine.datatype}, but {theirs.datatype} in "
+            f"'{printable_name(other._file.name)}': the files of a job have one type for it"
+        )
 
     def count(self) -> int:
         """Implements `ItemFile`."""
@@ -76,11 +96,16 @@ class ParquetFile:
     def items(self, start: int, first_number: int) -> Iterator[JobItem]:
         """Implements `ItemFile`."""
         name, offset, row = printable_name(self._file.name), first_number - start, start
-        for event in self._source.rows(self._file, self._inputs, start):
+        for event in self._source.rows(self._file, self._inputs, self.kept, self._columns, start):
             if isinstance(event, FailedRows):
                 for failed in range(row, event.end):
                     yield JobItem(failed + offset, f"{name}[{failed}]", event.error)
                 row = event.end
+            elif self._names and not isinstance(event, WeirError):
+                inputs = [tensor for tensor in event if tensor.name not in self._names]
+                kept = [tensor for tensor in event if tensor.name in self._names]
+                yield JobItem(row + offset, f"{name}[{row}]", inputs, kept=kept)
+                row += 1
             else:
                 yield JobItem(row + offset, f"{name}[{row}]", event)
                 row += 1
@@ -110,26 +135,30 @@ class ParquetReader:
         self._is_closed = True
         self._end()
 
-    def count(self, file: InputFile, inputs: list[DeclaredInput]) -> int:
+    def count(self, file: InputFile, inputs: list[DeclaredInput], columns: list[str]) -> Count:
         """Implements `RowSource`."""
         try:
-            with closing(self._ask(file, ReadRequest(printable_name(file.name), inputs))) as frames:
+            with closing(self._ask(file, ReadRequest(printable_name(file.name), inputs, columns))) as frames:
                 message, _ = frames.next()
         except _ReaderDiedError as death:
             raise death.error(file) from None
         if isinstance(message, Refused):
             raise message.problem.error()
         assert isinstance(message, Count)  # noqa: S101 - what was asked for
-        return message.rows
+        return message
 
-    def rows(self, file: InputFile, inputs: list[DeclaredInput], start: int) -> Iterator[RowEvent]:
+    def rows(
+        self, file: InputFile, inputs: list[DeclaredInput], kept: list[KeptColumn], columns: list[str], start: int
+    ) -> Iterator[RowEvent]:
         """Implements `RowSource`. Where the process ends or hangs, the rest of the row group has that error."""
         row, deaths, given_up = start, 0, None
+        sent = [(declared.name, declared.datatype) for declared in inputs]
+        sent += [(column.name, column.datatype) for column in kept]
         while True:
-            request = ReadRequest(printable_name(file.name), inputs, row, given_up)
+            request = ReadRequest(printable_name(file.name), inputs, columns, row, given_up)
             try:
                 with closing(self._ask(file, request)) as frames:
-                    for event in _events(frames, inputs):
+                    for event in _events(frames, sent):
                         row = event.end if isinstance(event, FailedRows) else row + 1
                         yield event
                 return
@@ -290,8 +319,10 @@ class _Frames:
 _decoder = msgspec.msgpack.Decoder(Message)
 
 
-def _events(frames: _Frames, inputs: list[DeclaredInput]) -> Iterator[RowEvent]:
-    """What a response contains. Raises WeirError where the rest of the file can't be read, and _ReaderDiedError."""
+def _events(frames: _Frames, columns: list[tuple[str, str]]) -> Iterator[RowEvent]:
+    """What a response contains; `columns` are names and datatypes. Raises WeirError where the rest of the file can't be
+    read, and _ReaderDiedError.
+    """
     while True:
         message, content = frames.next()
         if isinstance(message, Rows):
@@ -302,8 +333,8 @@ def _events(frames: _Frames, inputs: list[DeclaredInput]) -> Iterator[RowEvent]:
                     continue
                 tensors: list[Tensor] = []
                 for sent in row:
-                    declared, end = inputs[sent.place], at + sent.size_bytes
-                    tensors.append(Tensor(declared.name, declared.datatype, sent.shape, content[at:end]))
+                    end = at + sent.size_bytes
+                    tensors.append(Tensor(*columns[sent.place], sent.shape, content[at:end]))
                     at = end
                 yield tensors
         elif isinstance(message, Failed):

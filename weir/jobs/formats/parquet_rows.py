@@ -9,12 +9,21 @@ raise MemoryError (`weir.jobs.formats.parquet_process`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, check_names
-from weir.jobs.formats.parquet import STRING_LENGTH, ColumnValues, ItemTooLarge, Row, arrow, check_column
+from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, KeptColumn, check_names
+from weir.jobs.formats.parquet import (
+    STRING_LENGTH,
+    ColumnValues,
+    ItemTooLarge,
+    Row,
+    arrow,
+    as_text,
+    check_column,
+    kept_datatype,
+)
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.tensors import Tensor
 
@@ -60,11 +69,17 @@ RowEvent = list[Tensor] | WeirError | FailedRows
 class ParquetRows:
     """The rows of the Parquet file with descriptor `fd`, which the caller closes; errors call the file `name`.
 
-    Reads the footer at once; raises WeirError unless it matches `inputs`. `memory_bytes` is what reading may take.
+    Reads the footer at once; raises WeirError unless it matches `inputs`. `memory_bytes` is what reading may take. Of the
+    columns, `columns` are read, by default all; `kept` are those that are no input: each row has its values of them too.
     """
 
     def __init__(
-        self, fd: int, name: str, inputs: Mapping[str, DeclaredInput], memory_bytes: int = READ_MEMORY_BYTES
+        self,
+        fd: int,
+        name: str,
+        inputs: Mapping[str, DeclaredInput],
+        memory_bytes: int = READ_MEMORY_BYTES,
+        columns: Sequence[str] = (),
     ) -> None:
         pyarrow = arrow()
         self._name = name
@@ -85,8 +100,12 @@ class ParquetRows:
             if "bad_alloc" in str(error):
                 raise self._too_large_footer() from None
             raise invalid(f"'{name}' is not a Parquet file: {_first_line(error)}") from None
-        self._check_columns(schema, inputs)
-        self._inputs = [inputs[column] for column in schema.names]
+        self._leaves = self._leaves_of(schema)
+        self.kept = self._kept(schema, inputs, columns)
+        added = {column.name: DeclaredInput(column.name, column.datatype, (1,), optional=True) for column in self.kept}
+        self._check_columns(schema, inputs, columns)
+        read = {**inputs, **added}
+        self._inputs = [read[name] for name in schema.names if not columns or name in columns]
 
     @property
     def inputs(self) -> list[DeclaredInput]:
@@ -139,14 +158,39 @@ class ParquetRows:
             f"'{self._name}': its footer takes {self._too_much}: write fewer columns and row groups, or several files"
         )
 
-    def _check_columns(self, schema: Any, inputs: Mapping[str, DeclaredInput]) -> None:
+    def _leaves_of(self, schema: Any) -> dict[str, list[int]]:
+        """The places of the columns of the file that make up each column of `schema`: several for a structure."""
         names: list[str] = schema.names
-        check_names(names, dict(inputs), f"'{self._name}': column")
         if len(set(names)) != len(names):
             raise invalid(f"'{self._name}': columns have the same name")
+        leaves: dict[str, list[int]] = {}
+        at = 0
         for place, name in enumerate(names):
+            count = _leaf_count(schema.field(place).type)
+            leaves[name] = list(range(at, at + count))
+            at += count
+        return leaves
+
+    def _kept(self, schema: Any, inputs: Mapping[str, DeclaredInput], columns: Sequence[str]) -> list[KeptColumn]:
+        """The columns of `columns` that are no input."""
+        kept: list[KeptColumn] = []
+        for name in columns:
+            if name not in self._leaves:
+                raise invalid(f"'{self._name}' has no column '{name}'; its columns are {sorted(self._leaves)}")
+            if name not in inputs:
+                kept.append(
+                    KeptColumn(name, kept_datatype(schema.field(name).type, f"'{self._name}': column '{name}'"))
+                )
+        return kept
+
+    def _check_columns(self, schema: Any, inputs: Mapping[str, DeclaredInput], columns: Sequence[str]) -> None:
+        names: list[str] = [name for name in schema.names if not columns or (name in columns and name in inputs)]
+        choice = ",".join([*inputs, *(name for name in names if name not in inputs)])
+        advice = f". Choose the columns to read (--columns={choice}): results repeat those that are no input"
+        check_names(names, dict(inputs), f"'{self._name}': column", advice)
+        for name in names:
             declared, what = inputs[name], f"'{self._name}': column '{name}'"
-            depth = check_column(schema.field(place).type, declared.datatype, what)
+            depth = check_column(schema.field(name).type, declared.datatype, what)
             if depth > 1 and depth not in (len(declared.dims), len(declared.dims) + declared.has_batch):
                 raise invalid(f"{what} nests {depth} lists, but the input's dims are {list(declared.dims)}")
 
@@ -165,12 +209,12 @@ class ParquetRows:
     def _sizes(self, group: int) -> tuple[int, int]:
         """(bytes of the content of all items, bytes of all pages) of a row group by the footer, which may lie."""
         facts = self._metadata.row_group(group)
-        if facts.num_columns != len(self._inputs):
-            raise ValueError(
-                f"row group {group} has {facts.num_columns} columns, but the schema has {len(self._inputs)}"
-            )
+        expected = sum(map(len, self._leaves.values()))
+        if facts.num_columns != expected:
+            raise ValueError(f"row group {group} has {facts.num_columns} columns, but the schema has {expected}")
         item_bytes = page_bytes = 0
-        for place, declared in enumerate(self._inputs):
+        for declared in self._inputs:
+            (place,) = self._leaves[declared.name]
             column = facts.column(place)
             item_bytes += column.num_values * (declared.size_bytes or STRING_LENGTH.size)
             page_bytes += column.total_uncompressed_size
@@ -227,7 +271,7 @@ class ParquetRows:
         """The rows of `batch`, the first of which has the number `row`."""
         try:
             columns = [
-                self._column(batch.column(place), declared.datatype) for place, declared in enumerate(self._inputs)
+                self._column(as_text(batch.column(declared.name)), declared.datatype) for declared in self._inputs
             ]
         except MemoryError:
             if len(batch) == 1:
@@ -291,6 +335,16 @@ class ParquetRows:
 
 _Values = Callable[[int, int], Row | WeirError | None]
 """The value of a row of a column, see `ColumnValues.value`."""
+
+
+def _leaf_count(type: Any) -> int:
+    """How many columns of a file make up one of this type."""
+    types = arrow().types
+    if types.is_dictionary(type):
+        return 1
+    if types.is_map(type):
+        return _leaf_count(type.key_type) + _leaf_count(type.item_type)
+    return sum(_leaf_count(type.field(place).type) for place in range(type.num_fields)) if type.num_fields else 1
 
 
 def _first_line(error: Exception) -> str:

@@ -23,6 +23,9 @@ ID_PREFIX = "batch-"
 MAX_INPUTS = 10_000
 """Paths that one job may name; for more files, name their folder."""
 
+MAX_COLUMNS = 1000
+"""Columns that one job may choose."""
+
 MAX_RECORD_BYTES = 768 << 10
 """Bytes of one entry in the bucket."""
 
@@ -62,7 +65,8 @@ class JobSpec:
     """The specification of a job. Paths are absolute. `max_failures` is how many items may fail, -1: all but one.
 
     An input format of "" is derived from the names, an output format of "" from the input. With `max_in_flight` 0 the
-    server chooses how many items are in flight.
+    server chooses how many items are in flight. `columns` are those that are read of Parquet files, all if it is empty:
+    the results repeat those that are no input.
     """
 
     model: str
@@ -74,11 +78,13 @@ class JobSpec:
     priority: int = 0
     max_in_flight: int = 0
     max_failures: int = -1
+    columns: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """The fields as JSON, as in a request."""
         fields = asdict(self)
         fields["input"] = list(fields.pop("inputs"))
+        fields["columns"] = list(self.columns)
         return fields
 
     @classmethod
@@ -103,6 +109,8 @@ def _checked_fields(document: dict[str, Any]) -> dict[str, Any]:
     for name, value in document.items():
         if name == "input":
             fields["inputs"] = _paths(value)
+        elif name == "columns":
+            fields["columns"] = _columns(value)
         elif type(value) is not _FIELDS[name]:
             raise invalid(f"field '{name}' of a job must be {'an integer' if _FIELDS[name] is int else 'a string'}")
         elif isinstance(value, str) and not _is_text(value):
@@ -129,6 +137,7 @@ _FIELDS: dict[str, type] = {
     "priority": int,
     "max_in_flight": int,
     "max_failures": int,
+    "columns": list,
 }
 
 NUMBER_FIELDS = tuple(name for name, kind in _FIELDS.items() if kind is int)
@@ -150,6 +159,14 @@ def _paths(value: Any) -> tuple[str, ...]:
     if len(paths) > MAX_INPUTS:
         raise invalid(f"a job takes at most {MAX_INPUTS} input paths: name the folder instead, or use a pattern")
     return tuple(paths)
+
+
+def _columns(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) and name and _is_text(name) for name in value):
+        raise invalid("field 'columns' of a job must be a list of names")
+    if len(value) > MAX_COLUMNS:
+        raise invalid(f"a job takes at most {MAX_COLUMNS} columns, got {len(value)}")
+    return tuple(dict.fromkeys(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,7 +156,7 @@ class JobRun:
         spec, roots = self._job.entry.spec, self._context.roots
         paths = await self._in_thread(roots.inputs, spec.inputs)
         folder = OutputFolder(await self._in_thread(roots.output, spec.output), self._job.id)
-        source = await self._in_thread(open_input, paths, spec.input_format or None, model.config)
+        source = await self._in_thread(open_input, paths, spec.input_format or None, model.config, None, spec.columns)
         try:
             await self._run_on(paths, source, folder, model.config)
         finally:
@@ -171,7 +171,7 @@ class JobRun:
             format = spec.output_format or await self._in_thread(
                 default_output_format, paths, spec.input_format or None
             )
-            output = await self._in_thread(JobOutput, folder.path, format, config.output)
+            output = await self._in_thread(JobOutput, folder.path, format, config.output, source.kept)
             await self._convert(config.max_batch_size, source, output)
         finally:
             folder.release()

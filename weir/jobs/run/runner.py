@@ -157,7 +157,7 @@ class ItemRunner:
         for item in chunk:
             if isinstance(item.inputs, WeirError):
                 number = self.plan.read_unreadable(self._loop.time())
-                self._keep(number, ItemResult(item.number, item.source, None, item.inputs))
+                self._keep(number, ItemResult(item.number, item.source, None, item.inputs, item.kept))
             else:
                 number = self.plan.read(size_of(item))
                 self._items[number] = item
@@ -232,9 +232,10 @@ class ItemRunner:
         else:
             size_bytes, outputs, error = sum(tensor.size_bytes for tensor in outcome.outputs), outcome.outputs, None
         item = self._items.pop(number)
+        size_bytes += sum(tensor.size_bytes for tensor in item.kept)
         self.note = ""
         self.plan.completed(self._loop.time(), number, size_bytes)
-        self._keep(number, ItemResult(item.number, item.source, outputs, error))
+        self._keep(number, ItemResult(item.number, item.source, outputs, error, item.kept))
         self._wake.set()
 
     def _keep(self, number: int, result: ItemResult) -> None:
@@ -309,7 +310,7 @@ class ItemReader:
 
 def size_of(item: JobItem) -> int:
     """Bytes of the tensors of an item."""
-    return 0 if isinstance(item.inputs, WeirError) else sum(tensor.size_bytes for tensor in item.inputs)
+    return 0 if isinstance(item.inputs, WeirError) else sum(tensor.size_bytes for tensor in (*item.inputs, *item.kept))
 
 
 def _chunk(items: Iterator[JobItem]) -> list[JobItem]:
