@@ -51,9 +51,22 @@ def long_correlation_id(limits: RequestLimits) -> WeirError:
     return WeirError(ErrorCode.UNSUPPORTED, f"string correlation ID cannot be longer than {limit} characters")
 
 
+_UNKNOWN_ID = "<id_unknown>"
+
+
 def invalid_request(request_id: str, message: str) -> WeirError:
     """An INVALID_ARG error prefixed with the request's id, `<id_unknown>` for a request without one."""
-    return invalid(f"[request id: {request_id or '<id_unknown>'}] {message}")
+    return invalid(f"[request id: {request_id or _UNKNOWN_ID}] {message}")
+
+
+def error_with_id(error: WeirError, request_id: str) -> WeirError:
+    """`error`, about a request whose body has no id, with the id that it is known by where its text begins with one."""
+    unknown = f"[request id: {_UNKNOWN_ID}]"
+    if not error.message.startswith(unknown):
+        return error
+    return WeirError(
+        error.code, f"[request id: {request_id}]{error.message.removeprefix(unknown)}", reason=error.reason
+    )
 
 
 def cancelled_error() -> WeirError:

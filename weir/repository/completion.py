@@ -206,8 +206,20 @@ def _check_tensor(config: ModelConfig, path: str, tensor: _Tensor, seen: Describ
             f"{path}.dims",
             f"model '{config.name}', tensor '{tensor.name}': the model expects {len(expected)} dimensions "
             f"(shape {expected}) but the model configuration specifies {len(declared)} dimensions (shape {declared}, "
-            f"{'with' if config.max_batch_size > 0 else 'without'} the batch dimension)",
+            f"{'with' if config.max_batch_size > 0 else 'without'} the batch dimension){_difference(declared, expected)}",
         )
+
+
+def _difference(declared: Sequence[int], expected: Sequence[int]) -> str:
+    """Which sizes differ, where the numbers of dimensions agree: Triton's text compares those alone."""
+    if len(declared) != len(expected):
+        return ""
+    differences = [
+        f"dimension {place} is {given}, the model's is {wanted}"
+        for place, (given, wanted) in enumerate(zip(declared, expected, strict=True))
+        if wanted not in (-1, given)
+    ]
+    return f": {', '.join(differences)}"
 
 
 def _model_dims(tensor: _Tensor) -> list[int]:

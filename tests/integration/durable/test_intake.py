@@ -74,7 +74,7 @@ async def test_binary_tensors_and_msgpack(durable: Server) -> None:
 async def test_what_can_not_be_read_is_dead_lettered(durable: Server) -> None:
     async with producer(durable.nats_url) as to:
         headers, body = await to.ask("event.fast", b"{no json", Nats_Msg_Id="bad-1")
-        assert headers["Weir-Outcome"] == "dead-lettered"
+        assert (headers["Weir-Outcome"], headers["Weir-Status"]) == ("dead-lettered", "400"), "the producer's error"
         assert b"failed to parse" in body
         assert (await to.record("fast", "bad-1"))[0]["Weir-Outcome"] == "dead-lettered"
         letter = await to.jetstream.get_last_msg("DEAD", "dead.fast")
@@ -92,6 +92,12 @@ async def test_what_the_model_refuses_fails(durable: Server) -> None:
         headers, body = await to.ask("event.fast", int64_body(1, name="NO"), Nats_Msg_Id="no-1")
         assert (headers["Weir-Outcome"], headers["Weir-Status"]) == ("failed", "400")
         assert b"NO" in body
+        shape = int64_body(1).replace(b"[1, 1]", b"[1, 1, 1]")
+        headers, body = await to.ask("event.fast", shape, Nats_Msg_Id="no-2")
+        assert headers["Weir-Status"] == "400"
+        assert b"[request id: no-2] " in body
+        headers, body = await to.ask("event.fast", shape.replace(b"{", b'{"id":"no-3",', 1))
+        assert b"[request id: no-3] " in body
 
 
 async def test_a_deadline_expires(durable: Server) -> None:

@@ -147,7 +147,12 @@ def test_an_input_with_a_default_is_optional_where_declared():
         ({"input": [{"name": "w"}]}, BATCHING, "input[0].name", "unexpected inference input 'w'"),
         ({"output": [{"name": "y"}, {"name": "w"}]}, BATCHING, "output[1].name", "unexpected inference output 'w'"),
         ({"input": [{"name": "x", "data_type": "TYPE_FP64"}]}, BATCHING, "input[0].data_type", "tensor 'x'"),
-        ({"max_batch_size": 8, "input": [{"name": "x", "dims": [4, -1]}]}, BATCHING, "input[0].dims", "tensor 'x'"),
+        (
+            {"max_batch_size": 8, "input": [{"name": "x", "dims": [4, -1]}]},
+            BATCHING,
+            "input[0].dims",
+            "the batch dimension): dimension 1 is 4, the model's is 3",
+        ),
         ({"max_batch_size": 8, "input": [{"name": "x", "dims": [-1, 3, -1]}]}, BATCHING, "input[0].dims", "tensor 'x'"),
         ({"max_batch_size": 8, "output": [{"name": "y", "dims": [-1]}]}, BATCHING, "output[0].dims", "tensor 'y'"),
         ({"input": [{"name": "x", "dims": [3]}]}, FIXED, "input[0].dims", "tensor 'x'"),

@@ -32,7 +32,8 @@ from weir.durable.consumer.context import ConsumerContext
 from weir.durable.requests.headers import check_id
 from weir.durable.requests.request import DurableRequest, Stage
 from weir.runtime.containment import contained
-from weir.schemas.core.errors import Reason, WeirError, internal
+from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal
+from weir.schemas.core.request_limits import error_with_id
 from weir.schemas.core.requests import InferResponse, Lane
 from weir.schemas.core.tensors import Tensor
 from weir.schemas.kserve.offloaded import WRITE_OUTPUTS, OutputWish, write_job, written_outputs
@@ -118,7 +119,8 @@ class RequestRunner:
                 check_id(asked.id)
             request.headers.common.apply(asked)
         except WeirError as error:
-            self.reject(request, error)
+            # Over HTTP it is INTERNAL, as in Triton; but whoever publishes what is no request is not served better later.
+            self.reject(request, WeirError(ErrorCode.INVALID_ARG, error.message))
             return False
         asked.lane = self._lane
         request.request = asked
@@ -130,7 +132,7 @@ class RequestRunner:
     def reject(self, request: DurableRequest, error: WeirError) -> None:
         """Dead-letters a message that is not a valid request."""
         self._context.counters.malformed += 1
-        self._context.recorder.dead_letter(request, error)
+        self._context.recorder.dead_letter(request, error_with_id(error, request.id))
 
     def begin(self, request: DurableRequest, served: ServedModel, now_ms: int) -> None:
         """Submits a request whose turn has come."""
@@ -325,6 +327,7 @@ class RequestRunner:
 
     def end(self, request: DurableRequest, outcome: Outcome, error: WeirError) -> None:
         """Ends a request with an error."""
+        error = error_with_id(error, request.id)
         if outcome is Outcome.DEAD_LETTERED:
             self._context.recorder.dead_letter(request, error)
         else:
