@@ -3,14 +3,20 @@
 `make test` unpacks packages of cloudcoil into `.venv/custom-resources`. They hold pydantic models that were generated from
 the CustomResourceDefinitions. The models need only a few base classes of cloudcoil, which itself needs Python 3.14. This
 module provides those classes, and they reject fields that a definition does not have.
+
+The models take 250 MB, so a process of their own validates (`python -m tests.support.deploy.custom_resources`): it reads an
+object in each line, answers with a line, and ends with its input.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import importlib.util
 import json
+import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,9 +74,34 @@ def are_installed() -> bool:
 
 
 def problems(item: dict[str, Any]) -> list[str]:
-    """What is wrong with a custom resource, apart from its metadata. Raises FileNotFoundError without the packages, and
-    AttributeError for a kind that there is no definition of.
+    """What is wrong with a custom resource, apart from its metadata. Raises RuntimeError where that can't be told: without
+    the packages, or for a kind that there is no definition of.
     """
+    with _turn:
+        process = _process()
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(f"{json.dumps(item)}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+    if not answer:
+        raise RuntimeError(f"'{item['apiVersion']}' '{item['kind']}' can't be validated: see stderr")
+    found: list[str] = json.loads(answer)
+    return found
+
+
+_turn = threading.Lock()
+
+
+@functools.cache
+def _process() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", __spec__.name]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)  # it ends its input, and waits for the end of the process
+    return process
+
+
+def _problems(item: dict[str, Any]) -> list[str]:
     model = getattr(_models(item["apiVersion"]), item["kind"])
     try:
         model.model_validate_json(json.dumps(item))
@@ -100,3 +131,8 @@ def _models(api_version: str) -> ModuleType:
         for base in bases:
             del sys.modules[base]
     return module
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(_problems(json.loads(line))), flush=True)
