@@ -28,8 +28,8 @@ from weir.bus.payloads.server import PayloadServer
 from weir.calls.cache.config import CacheConfig
 from weir.calls.model_control import ModelControl
 from weir.repository.layout import ModelRepository
+from weir.runtime.folders.locked import remove_abandoned_folders
 from weir.runtime.limits.process_limits import computing_threads, find_limits, log_limits, show_bytes
-from weir.runtime.locked_folder import remove_abandoned_folders
 from weir.runtime.process_memory import available_memory_bytes
 from weir.runtime.processes.state import own_identity
 from weir.runtime.readiness import announce_failure, announce_ready, watch_parent

@@ -146,7 +146,7 @@ ROOMS = {
         "logs",
     ),
     "runtime": (
-        "child_processes control_groups locked_folder log_limiter offload_process own_hosts processes readiness ticks",
+        "child_processes control_groups folders log_limiter offload_process own_hosts processes readiness ticks",
         "archives containment process_memory processors",
         "limits loop_lag memory_ledger offload",
         "role_life",

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from weir.repository.paths import check_model_name
-from weir.runtime.locked_folder import LockedFolder, remove_abandoned_folders
+from weir.runtime.folders.locked import LockedFolder, remove_abandoned_folders
 from weir.schemas.core.errors import unavailable
 from weir.schemas.wire.model_control import PushedFile, PushedModel, is_inside
 

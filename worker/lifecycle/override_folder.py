@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 
 from weir.repository.paths import check_model_name
-from weir.runtime.locked_folder import LockedFolder
+from weir.runtime.folders.locked import LockedFolder
 from weir.schemas.core.errors import WeirError, invalid, unavailable
 
 PREFIX = "weir-model-"

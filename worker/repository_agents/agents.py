@@ -18,7 +18,7 @@ from typing import Any
 
 from weir.repository.paths import check_model_name
 from weir.runtime.child_processes import run_in_group
-from weir.runtime.locked_folder import LockedFolder
+from weir.runtime.folders.locked import LockedFolder
 from weir.schemas.config.model_config import ModelConfig, RepositoryAgent
 from weir.schemas.core.errors import WeirError, internal, invalid
 from weir.worker.repository_agents import checksum

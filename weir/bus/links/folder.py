@@ -12,11 +12,11 @@ import os
 import re
 import secrets
 import socket
-import stat
 import struct
 from pathlib import Path
 
 from weir.bus.naming.identity import SHARED_MEMORY_DIRECTORY
+from weir.runtime.folders.private import private_folder
 
 _FORM = 1
 """The version of the frames. Processes that use another one do not connect."""
@@ -38,13 +38,7 @@ def folder() -> Path:
     """
     if os.environ.get(SWITCH_VARIABLE) == "off":
         raise OSError(f"{SWITCH_VARIABLE} is off")
-    path = SHARED_MEMORY_DIRECTORY / f"weir-links-{os.getuid()}"
-    with contextlib.suppress(FileExistsError):
-        path.mkdir(mode=0o700)
-    status = path.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise OSError(f"{path} is not a folder that only this user may enter")
-    return path
+    return private_folder(SHARED_MEMORY_DIRECTORY / f"weir-links-{os.getuid()}")
 
 
 def listen() -> tuple[socket.socket, str]:

@@ -33,6 +33,7 @@ from typing import Any
 
 from weir.bus.nats.access import BrokerServer
 from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.folders.private import write_private
 from weir.runtime.process_memory import available_memory_bytes, machine_memory_bytes
 from weir.runtime.processors import finish_before_woken, processor_count
 
@@ -49,6 +50,9 @@ URL_FILE = "nats-url"
 
 STORE_SHARE = 0.9
 """JetStream may use this share of what its volume has free, what it has stored already included. The rest is for logs."""
+
+LOCK_FILE = "lock"
+"""File in the data folder on which the server and its parent hold a lock (flock) while either of them runs."""
 
 LEAST_STORE_BYTES = 32 << 20
 
@@ -219,7 +223,7 @@ class EmbeddedNats:
         self.launch()
         try:
             self._wait_ready(time.monotonic() + timeout_s, cancelled)
-            _write_private(self.url_file, f"{self.url}\n")
+            write_private(self.url_file, f"{self.url}\n")
         except NatsStartError:
             self.stop(timeout_s=0)
             raise
@@ -251,7 +255,7 @@ class EmbeddedNats:
         if self._lock_fd is not None:
             return
         self.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self.data_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         # A server whose parent was just killed releases its lock a moment later.
         deadline = time.monotonic() + _LOCK_WAIT_S
         while True:
@@ -293,7 +297,7 @@ class EmbeddedNats:
             "logfile_max_num": 3,
         }
         path = self.data_dir / _CONFIG_FILE
-        _write_private(path, json.dumps(config, ensure_ascii=False, indent=2))
+        write_private(path, json.dumps(config, ensure_ascii=False, indent=2))
         return path
 
     @property
@@ -432,15 +436,6 @@ def _password_in(url_file: Path) -> str:
     url = url_of_folder(url_file.parent)
     server = BrokerServer.of(url) if url else None
     return server.password or "" if server is not None and server.user == _USER else ""
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Replaces a file by one of mode 0600 with the given content."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    partial.replace(path)
 
 
 def _is_jetstream_ready(port: int, password: str, server_name: str) -> bool:

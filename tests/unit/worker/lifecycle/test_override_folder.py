@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.runtime.locked_folder import remove_abandoned_folders
+from weir.runtime.folders.locked import remove_abandoned_folders
 from weir.schemas.core.errors import WeirError
 from weir.worker.lifecycle.override_folder import PREFIX, OverrideFolder
 
