@@ -98,6 +98,7 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadTested]:
 def test_a_sweep_over_concurrencies(protocol: str, tested: LoadTested) -> None:
     before = tested.statistics("add_sub")["inference_count"]
     report = tested.measure("add_sub", "--concurrency=1,4", "--batch-size=2", protocol=protocol)
+    assert report.server.split()[0] == "weir", "whatever --id says, which is Triton's name for its clients"
     assert (report.model, report.protocol, report.mode, report.batch_size) == ("add_sub", protocol, "concurrency", 2)
     assert report.request_bytes == 2 * 2 * 4 * 4  # two rows of two inputs of four INT32
     assert [level.concurrency for level in report.levels] == [1, 4]

@@ -21,12 +21,18 @@ from weir.schemas.core.names import model_path
 
 TIMEOUT_S = 10.0
 
+WEIR = "weir"
+"""The name of Weir in the heading of a report. Its metadata has Triton's name by default, as clients expect it."""
+
+_OWN_METHOD = "/weir.v1.TrafficService/GetTraffic"
+_ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+
 
 class Administration(Protocol):
     """Questions to a server. All raise Unreachable if it does not answer, or answers with an error."""
 
     async def server(self) -> dict[str, Any]:
-        """The metadata of the server: `name`, `version`, `extensions`."""
+        """The metadata of the server: `name`, `version`, `extensions`. The name of Weir is "weir", whatever its `--id`."""
 
     async def config(self, model: str, version: str) -> dict[str, Any]:
         """The configuration of a model."""
@@ -57,7 +63,8 @@ class HttpAdministration:
 
     async def server(self) -> dict[str, Any]:
         """`GET /v2`."""
-        return await self._ask("GET", "/v2")
+        found = await self._ask("GET", "/v2")
+        return {**found, "name": WEIR} if "durability" in found else found
 
     async def config(self, model: str, version: str) -> dict[str, Any]:
         """`GET /v2/models/<model>/config`."""
@@ -112,7 +119,8 @@ class GrpcAdministration:
 
     async def server(self) -> dict[str, Any]:
         """`ServerMetadata`."""
-        return await self._ask(self._stub.ServerMetadata, messages.ServerMetadataRequest())
+        found = await self._ask(self._stub.ServerMetadata, messages.ServerMetadataRequest())
+        return {**found, "name": WEIR} if await self._is_weir() else found
 
     async def config(self, model: str, version: str) -> dict[str, Any]:
         """`ModelConfig`."""
@@ -138,6 +146,14 @@ class GrpcAdministration:
     async def close(self) -> None:
         """Disconnects."""
         await self._channel.close()
+
+    async def _is_weir(self) -> bool:
+        """Whether the server has a method of Weir's own, whatever it answers to an empty request."""
+        try:
+            await self._channel.unary_unary(_OWN_METHOD)(b"", timeout=TIMEOUT_S, metadata=self._metadata)
+        except grpc.RpcError as error:
+            return error.code() in _ANSWERS
+        return True
 
     async def _ask(self, call: Any, request: Message) -> dict[str, Any]:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from weir.perf.clients.session import Answer
@@ -10,6 +11,13 @@ from weir.telemetry.instruments import DurationSketch
 MAX_ERROR_TEXTS = 20
 OTHER_ERRORS = "other errors"
 """Errors beyond `MAX_ERROR_TEXTS` different texts are counted together."""
+
+_NUMBER = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
+
+
+def error_kind(text: str) -> str:
+    """Equal for texts that differ only in numbers, as in ids, sizes and durations."""
+    return _NUMBER.sub("0", text)
 
 
 class Distribution:
@@ -59,6 +67,7 @@ class Window:
         self.between_responses = Distribution()
         self.send_delay = Distribution()
         self.errors: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
 
     @property
     def succeeded(self) -> int:
@@ -84,10 +93,12 @@ class Window:
                 self.between_responses.add(later_s - earlier_s)
 
     def failure(self, text: str, count: int = 1) -> None:
-        """Counts requests that failed with this text."""
+        """Counts requests that failed with this text, or with one that differs only in numbers: the first one is kept."""
         self.failed += count
-        known = text in self.errors or len(self.errors) < MAX_ERROR_TEXTS
-        self.errors[text if known else OTHER_ERRORS] += count
+        kind = error_kind(text)
+        if kind not in self._texts and len(self._texts) < MAX_ERROR_TEXTS:
+            self._texts[kind] = text
+        self.errors[self._texts.get(kind, OTHER_ERRORS)] += count
 
     def merge(self, other: Window) -> None:
         """Adds another window; the seconds of both are added."""

@@ -113,7 +113,12 @@ class LevelReport(BaseModel):
     between_responses_ms: Annotated[
         Durations | None, _field("between two responses of a request; null without streams, or with one response each")
     ]
-    errors: Annotated[list[ErrorCount], _field("failed requests by text, the most frequent first; at most 21")]
+    errors: Annotated[
+        list[ErrorCount],
+        _field(
+            "failed requests by text, the most frequent first; at most 21. Texts that differ in numbers only are one"
+        ),
+    ]
     server: Annotated[ServerReport | None, _field("null where the server's statistics can't be read")]
     client: Annotated[ClientReport, _field("whether the client kept up")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.perf.measurement.client_load import BUSY_MACHINE
+from weir.perf.measurement.distribution import error_kind
 from weir.perf.report.document import Durations, LevelReport, PerfReport
 
 _SHORTFALL = 0.95
@@ -78,9 +80,8 @@ def _stream_table(report: PerfReport) -> Table:
 
 def notes(report: PerfReport, is_local: bool) -> Iterator[str]:
     """What a reader should know about the figures, one line each: errors, the client's limits, unsettled levels."""
+    yield from _failures(report)
     for level in report.levels:
-        for error in level.errors:
-            yield f"{_name(level)}: {error.count} requests failed: {error.text}"
         if level.unanswered:
             yield f"{_name(level)}: {level.unanswered} requests had no answer when the level ended"
     for text, applies in _FINDINGS:
@@ -94,6 +95,22 @@ def notes(report: PerfReport, is_local: bool) -> Iterator[str]:
         yield "all processors of this machine were busy: client and server take them from each other"
     if report.interrupted:
         yield "the test was interrupted: the last level is incomplete"
+
+
+def _failures(report: PerfReport) -> Iterator[str]:
+    """One line for each kind of error, whatever the number of levels that have it."""
+    counts: Counter[str] = Counter()
+    texts: dict[str, str] = {}
+    loads = defaultdict[str, list[str]](list)
+    for level in report.levels:
+        for error in level.errors:
+            kind = error_kind(error.text)
+            counts[kind] += error.count
+            texts.setdefault(kind, error.text)
+            loads[kind].append(level.load)
+    for kind, count in counts.most_common():
+        requests = "1 request" if count == 1 else f"{count} requests"
+        yield f"{report.mode} {', '.join(loads[kind])}: {requests} failed: {texts[kind]}"
 
 
 def _falls_short(level: LevelReport) -> bool:

@@ -60,10 +60,23 @@ def test_times_of_a_stream_are_counted() -> None:
 def test_texts_of_errors_are_bounded() -> None:
     first, second = Window(0.0), Window(1.0)
     for number in range(2 * MAX_ERROR_TEXTS):
-        first.failure(f"error {number}")
-        second.failure(f"error {number}")
+        first.failure(f"error {'x' * number}")
+        second.failure(f"error {'x' * number}")
     first.merge(second)
     assert first.failed == 4 * MAX_ERROR_TEXTS
-    assert first.errors["error 0"] == 2
+    assert first.errors["error "] == 2
     assert first.errors[OTHER_ERRORS] == 2 * MAX_ERROR_TEXTS
     assert len(first.errors) == MAX_ERROR_TEXTS + 1
+
+
+def test_errors_that_differ_only_in_numbers_are_one() -> None:
+    window, other = Window(0.0), Window(1.0)
+    for number in range(3 * MAX_ERROR_TEXTS):
+        window.failure(f"[request id: {number:x}0] queue of 'm' has {number} requests")
+    other.failure("[request id: 1] queue of 'm' has 7 requests")
+    other.failure("[request id: 1] queue of 'n' has 7 requests")
+    window.merge(other)
+    assert window.errors == {
+        "[request id: 00] queue of 'm' has 0 requests": 3 * MAX_ERROR_TEXTS + 1,
+        "[request id: 1] queue of 'n' has 7 requests": 1,
+    }

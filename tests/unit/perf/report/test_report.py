@@ -53,9 +53,9 @@ def level(value: float, latency_ms: float = 10.0, mode: Mode = Mode.CONCURRENCY,
     return LevelResult(**{**facts, **changes})  # type: ignore[arg-type]
 
 
-def failing(value: float) -> LevelResult:
+def failing(value: float, text: str = "no such thing") -> LevelResult:
     window = Window(0.0)
-    window.failure("no such thing", 3)
+    window.failure(text, 3)
     window.end(1.0)
     return level(value, window=window, is_stable=False, server=None)
 
@@ -155,6 +155,11 @@ def test_a_second_table_has_the_times_of_streams() -> None:
     ("levels", "mode", "text"),
     [
         ([failing(2)], "concurrency", "concurrency 2: 3 requests failed: no such thing"),
+        (
+            [failing(2, "request 17 is late"), failing(4, "request 4 is late")],
+            "concurrency",
+            "\nconcurrency 2, 4: 6 requests failed: request 17 is late\n",
+        ),
         ([failing(2)], "concurrency", "concurrency 2: the server's statistics could not be read"),
         ([level(2, unanswered=4)], "concurrency", "concurrency 2: 4 requests had no answer when the level ended"),
         ([level(1, is_stable=False), level(2, is_stable=False)], "concurrency", "concurrency 1, 2: not stable"),
