@@ -39,6 +39,14 @@ def freed_memory_is_returned() -> Iterator[None]:
     return_free_memory()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def servers_register_apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keeps the servers of this process of pytest from commands of other ones, and of the user who runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("share")))
+        yield
+
+
 # What a run leaves out, by the marker that says why. Workers of xdist send their counts, which are equal, to the parent.
 
 MARKERS = ("gpu", "containers", "timing", "slow", "torch")

@@ -54,8 +54,18 @@ def status(
         ),
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Show all models, queues and processes.")] = False,
+    nats_url: Annotated[
+        bool,
+        typer.Option(
+            "--nats-url",
+            help="Print only the URL of the broker, with the user and the password of the weir serve on this machine.",
+        ),
+    ] = False,
 ) -> None:
     """Show the state of the cluster. Exit status: 0 healthy, 1 there are warnings, 2 broker unreachable."""
+    if nats_url:
+        typer.echo(broker.url_for_clients())
+        return
     from weir.commands.status import watch as watching
 
     raise typer.Exit(

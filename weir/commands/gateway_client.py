@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from weir.commands.running_server import DEFAULT_HTTP, none_found_hint, only_local_server
+from weir.commands.running_server import DEFAULT_HTTP, data_dir_option, none_found_hint, only_local_server
 from weir.errors import StartError
 
 
@@ -22,13 +23,15 @@ class Unreachable(Exception):
 class GatewayClient:
     """The server at `url` ("host:port", or with http:// or https:// before it).
 
-    `hint` is added to the error message if the server can't be reached. Each request has a timeout of `timeout_s`.
+    `hint` is added to the error message if the server can't be reached. Each request has a timeout of `timeout_s`. `option`
+    selects the same server in another command, with a leading space; "" for the default server.
     """
 
     def __init__(
         self, url: str, hint: str = "", headers: Mapping[str, str] | None = None, timeout_s: float = 30.0
     ) -> None:
         self.hint = hint
+        self.option = ""
         self.timeout_s = timeout_s
         self._headers = {"Content-Type": "application/json", **(headers or {})}
         parts = urlsplit(url if "://" in url else f"http://{url}")
@@ -80,9 +83,12 @@ Client = TypeVar("Client", bound=GatewayClient)
 
 
 def client_of(make: Callable[..., Client], url: str, data_dir: Path | None) -> Client:
-    """A client of the server at `url`; without a URL, of the only local server, else of the default address."""
+    """A client of the server at `url`; without a URL, of the only local server, else of the default address.
+
+    Raises UsageError if several local servers run, StartError if the only one serves no HTTP.
+    """
     if url and data_dir is None:
-        return make(url)
+        return _with_option(make(url), option_of(url, None))
     server = only_local_server(data_dir, "--url HOST:PORT")
     if server is None:
         return make(DEFAULT_HTTP, f"{none_found_hint(DEFAULT_HTTP)}--url HOST:PORT.")
@@ -90,7 +96,17 @@ def client_of(make: Callable[..., Client], url: str, data_dir: Path | None) -> C
         raise StartError(f"the server found on this machine does not serve HTTP (yet): {server}")
     if data_dir is None:
         typer.echo(f"server found on this machine: {server}", err=True)
-    return make(server.http)
+    return _with_option(make(server.http), option_of(server.http, data_dir))
+
+
+def option_of(url: str, data_dir: Path | None) -> str:
+    """The option that selects the server of a data folder, else that at `url`, with a leading space; "" for neither."""
+    return data_dir_option(data_dir) or (f" --url {shlex.quote(url)}" if url else "")
+
+
+def _with_option(client: Client, option: str) -> Client:
+    client.option = option
+    return client
 
 
 def call(client: GatewayClient, ask: Callable[..., Any], *arguments: Any) -> Any:

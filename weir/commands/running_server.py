@@ -1,53 +1,71 @@
 """Finds the running server, and its broker, that a command talks to.
 
-`weir status`, `dead`, `push` and `batch` select a server in the same way: the one given by an option, else the only
-`weir serve` running on this machine (found by the files in its data folder, below `data_home` or in `WEIR_DATA_DIR`), else
-the default address. If several run, the command fails and lists them.
+All commands that talk to a server select it in the same way: the one given by an option, else the only `weir serve` of this
+user on this machine (`local.servers`), else the default address. If several run, the command fails and lists them with the
+option that selects each: no command acts on a server by guess. What a command prints of further commands carries the option
+that was given, so that they act on the same server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import json
-import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+import shlex
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self, get_type_hints
+from urllib.parse import quote
 
 import typer
 
-from weir import DATA_DIR_VARIABLE, NATS_URL_VARIABLE
+from weir import NATS_URL_VARIABLE
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer
-from weir.bus.nats.embedded_server import url_of_folder
+from weir.commands.local.servers import LocalServer, local_servers, loopback_port, without_users
+from weir.errors import StartError
 from weir.options.broker import ACCESS_OPTIONS
 from weir.options.option import UsageError
 
 
 class BrokerTarget(NamedTuple):
-    """The URL and credentials of the broker that a command uses; `hint` is added to connection errors."""
+    """The URL and credentials of the broker that a command uses; `hint` is added to connection errors.
+
+    `option` is what was given to select it, with a leading space (" --data-dir FOLDER"), for commands that are printed. It
+    is "" if nothing was given.
+    """
 
     url: str
     access: BrokerAccess = NO_ACCESS
     hint: str = ""
+    option: str = ""
 
     @classmethod
     def choose(cls, url: str | None, data_dir: Path | None, access: BrokerAccess) -> Self:
         """The broker at `url`; without a URL that of the only local server (named on stderr), else the default one.
 
-        Raises UsageError if several local servers run.
+        Raises UsageError if several local servers run, StartError if the broker of the only one has not started yet.
         """
         if url and data_dir is None:
-            return cls(url, access_to(url, access))
+            return cls(url, access_to(url, access), option=f" --nats {shlex.quote(without_users(url))}")
         server = only_local_server(data_dir, "--nats URL")
         if server is None:
             return cls(DEFAULT_NATS_URL, access, f"{none_found_hint(DEFAULT_NATS_URL)}--nats URL.")
+        if not server.nats_url:
+            raise StartError(f"the broker of the server found on this machine has not started yet: {server}")
         if data_dir is None:
             typer.echo(f"server found on this machine: {server}", err=True)
-        return cls(server.nats_url, server.access(access))
+        own = server.access(access) if server.data_dir is not None else access_to(server.nats_url, access)
+        return cls(server.nats_url, own, option=data_dir_option(data_dir))
+
+    def url_for_clients(self) -> str:
+        """The URL with the user and the password, for other programs. Raises StartError if no server was found."""
+        if self.hint:
+            raise StartError(f"no weir serve was found. {self.hint}")
+        if not self.access.user or without_users(self.url) != self.url or "," in self.url:
+            return self.url
+        server = BrokerServer.of(self.url)
+        secrets = f"{quote(self.access.user, '')}:{quote(self.access.password, '')}"
+        return f"{'tls' if server.is_tls else 'nats'}://{secrets}@{server.place}"
 
     @asynccontextmanager
     async def connected(self, name: str, timeout_s: float = 10.0) -> AsyncIterator[Any]:
@@ -182,73 +200,16 @@ LocalDataDir = Annotated[
 ]
 """The options of commands that ask a gateway over HTTP."""
 
-_ADDRESSES_FILE = "addresses.json"
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-class LocalServer(NamedTuple):
-    """One running `weir serve`. `http` and `grpc` are its addresses ("host:port"); "" if one is off or not ready yet."""
-
-    data_dir: Path
-    nats_url: str
-    http: str = ""
-    grpc: str = ""
-
-    def access(self, requested: BrokerAccess) -> BrokerAccess:
-        """The credentials for its broker: `requested`, or the server's own user and password if that names no user."""
-        url = "" if requested.user or requested.credentials or requested.nkey else url_of_folder(self.data_dir)
-        if not url:
-            return requested
-        server = BrokerServer.of(url)
-        return replace(requested, user=server.user, password=server.password or "")
-
-    def __str__(self) -> str:
-        places = ([f"http://{self.http}"] if self.http else []) + [self.nats_url, f"data folder {self.data_dir}"]
-        return ", ".join(places)
-
-
-def data_home() -> Path:
-    """The default parent folder of the data folders of `weir serve`, one per port."""
-    home = os.environ.get("XDG_DATA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share") / "weir"
-
-
-def local_servers(folder: Path | None = None) -> list[LocalServer]:
-    """The running servers with data folder `folder`, or with any folder in `data_home` or the one of the environment."""
-    if folder is not None:
-        folders = [folder]
-    else:
-        named = os.environ.get(DATA_DIR_VARIABLE)
-        folders = sorted({*data_home().glob("*"), *([Path(named)] if named else [])})
-    found = []
-    for one in folders:
-        url = next(filter(None, map(_nats_url, one.glob("nats-server_*.ports"))), "")
-        if url:
-            addresses = _addresses(one, url)
-            found.append(LocalServer(one, url, addresses.get("http", ""), addresses.get("grpc", "")))
-    return found
-
-
-def write_addresses(data_dir: Path, addresses: Mapping[str, str]) -> None:
-    """Write a server's addresses (`nats_url`, and "host:port" by protocol) to its data folder, for local commands.
-
-    Commands find the broker without this file too, so a folder that is not writable is not an error.
-    """
-    path = data_dir / _ADDRESSES_FILE
-    with contextlib.suppress(OSError):
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(dict(addresses), file)
-
 
 def only_local_server(data_dir: Path | None, option: str) -> LocalServer | None:
     """The only running server with this data folder, or with any; None if none runs and `data_dir` is None.
 
-    Raises UsageError if several run (`option` is the option to choose one), or none with this data folder.
+    Servers that share a broker count as one. Raises UsageError if several run (`option` is the option to choose one, as
+    "--nats URL"), or none with this data folder.
     """
     found = local_servers(data_dir)
-    if len(found) > 1:
-        listed = "".join(f"\n  {one}" for one in found)
+    if len({one.cluster for one in found}) > 1:
+        listed = "".join(f"\n  {one.chosen_with(option)}   ({one})" for one in found)
         raise UsageError(
             f"several weir serve run on this machine; choose one with {option} or --data-dir FOLDER:{listed}"
         )
@@ -259,46 +220,21 @@ def only_local_server(data_dir: Path | None, option: str) -> LocalServer | None:
 
 def access_to(nats_url: str, requested: BrokerAccess) -> BrokerAccess:
     """The credentials for the broker at `nats_url`: `requested`, completed by those of a local server with this URL."""
-    port = _loopback_port(nats_url)
+    port = loopback_port(nats_url)
     if not port:
         return requested
-    named = next((one for one in local_servers() if _loopback_port(one.nats_url) == port), None)
-    return named.access(requested) if named else requested
+    own = (one for one in local_servers() if one.data_dir is not None and loopback_port(one.nats_url) == port)
+    return next((one.access(requested) for one in own), requested)
 
 
 def none_found_hint(address: str) -> str:
     """The hint for a connection error at the default `address`, which is used because no local server was found."""
     return (
-        f"{address} is the default because no weir serve with a data folder below {data_home()} is running. A server with "
-        "another --data-dir, or with --http-port 0, prints its addresses at startup: select it with "
+        f"{address} is the default because no weir serve of this user runs on this machine. To use another server, select "
+        "it with "
     )
 
 
-def _loopback_port(nats_url: str) -> int:
-    """The port of a loopback URL without a user; 0 for all other URLs."""
-    try:
-        server = BrokerServer.of(nats_url)
-    except ValueError:
-        return 0
-    return server.port if server.host in _LOOPBACK and not server.user else 0
-
-
-def _addresses(folder: Path, nats_url: str) -> dict[str, str]:
-    try:
-        addresses: Any = json.loads((folder / _ADDRESSES_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(addresses, dict) or addresses.get("nats_url") != nats_url:
-        return {}  # left by an earlier server that was killed
-    return {name: value for name, value in addresses.items() if isinstance(value, str)}
-
-
-def _nats_url(ports: Path) -> str:
-    pid = ports.stem.rpartition("_")[2]
-    try:
-        # A killed server leaves its file behind.
-        is_running = pid.isdigit() and b"nats-server.conf" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        url = json.loads(ports.read_text())["nats"][0]
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return ""
-    return url if is_running and isinstance(url, str) else ""
+def data_dir_option(data_dir: Path | None) -> str:
+    """The option that selects the server of a data folder, with a leading space; "" for None."""
+    return "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir.absolute()))}"

@@ -24,6 +24,8 @@ from weir import NATS_URL_VARIABLE, __version__
 from weir.bus.nats.access import without_user
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.commands.gpu_count import count_gpus
+from weir.commands.local.data_folders import DataFolder, default_data_dir
+from weir.commands.local.servers import ServerRegistration
 from weir.commands.preflight import (
     Listener,
     check_agent_directory,
@@ -33,7 +35,6 @@ from weir.commands.preflight import (
     check_repositories,
 )
 from weir.commands.roles import check_gateway_options
-from weir.commands.running_server import data_home, write_addresses
 from weir.commands.serve_roles import (
     console_role,
     gateway_roles,
@@ -133,13 +134,13 @@ def _serve(
     nats_url = values["nats"]
     parent = stack.enter_context(parent_fd())
     needs_cache = values["model_cache_dir"] is None and any(map(is_cloud_address, values["model_repository"]))
-    folder = None
+    data = None
     if nats_url is None or needs_cache:
-        folder = stack.enter_context(_data_dir(values, temporary=parent is not None))
-    if folder is not None and needs_cache:
+        data = stack.enter_context(_data_dir(values, temporary=parent is not None))
+    if data is not None and needs_cache:
         # A worker that is started again finds what the one before it has downloaded, even while the store is unreachable.
-        values["model_cache_dir"] = str((folder / "models").absolute())
-    embedded = _embedded_nats(values, folder) if nats_url is None else None
+        values["model_cache_dir"] = str((data.path / "models").absolute())
+    embedded = _embedded_nats(values, data.path if data is not None else None) if nats_url is None else None
     gpus, processors = count_gpus(), processor_count()
     counts = count_processes(values, processors, gpus)
     shares = divide_processors(values["worker_processors"], processors_by_core(), processors, counts)
@@ -171,13 +172,24 @@ def _serve(
     if shares is not None:
         # What this process starts inherits it; workers get their own.
         os.sched_setaffinity(0, shares.others)
+    registration = ServerRegistration(embedded.data_dir if embedded else None, nats_url or "")
+    stack.callback(registration.remove)
+    report = functools.partial(
+        _report,
+        gateways[0].name,
+        listeners,
+        console,
+        nats_url,
+        embedded,
+        values["exit_on_error"],
+        registration,
+        _notes(values, console, data),
+    )
     supervisor = Supervisor(
         roles,
         nats=embedded,
         environment={} if nats_url is None else {NATS_URL_VARIABLE: nats_url},
-        on_ready=functools.partial(
-            _report, gateways[0].name, listeners, console, nats_url, embedded, values["exit_on_error"]
-        ),
+        on_ready=report,
         exit_timeout_s=values["exit_timeout_secs"],
         parent_fd=parent,
     )
@@ -230,8 +242,8 @@ def listeners_of(values: Mapping[str, Any]) -> dict[str, Listener]:
 def console_listener(values: Mapping[str, Any], others: Sequence[Listener]) -> Listener | None:
     """Where the console listens; None where none is to be started.
 
-    Without a chosen port it is an extra that never keeps a server from starting: there is none where its port is taken, or
-    where the server's own ports are drawn. Raises StartError if the chosen port is taken.
+    Without a chosen port it is an extra that never keeps a server from starting: it takes a free port (0) where the default
+    one is taken, and there is none where the server's own ports are drawn. Raises StartError if the chosen port is taken.
     """
     port = values["console_port"]
     if not values["allow_console"] or (port is None and values["http_port"] == 0):
@@ -242,14 +254,20 @@ def console_listener(values: Mapping[str, Any], others: Sequence[Listener]) -> L
     except StartError:
         if port is not None:
             raise
-        logger.warning("port %d is taken: there is no console; choose another one with --console-port", CONSOLE_PORT)
+    else:
+        return listener
+    drawn = listener._replace(port=0)
+    try:
+        check_listeners([drawn])
+    except StartError as error:
+        logger.warning("there is no console: %s; choose another address with --console-address", error)
         return None
-    return listener
+    return drawn
 
 
 @contextlib.contextmanager
-def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
-    """The data folder: the given one, a temporary one, or the permanent one of the HTTP port."""
+def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[DataFolder]:
+    """The data folder: the given one, a temporary one, or the permanent one of the project and the HTTP port."""
     named = values["data_dir"]
     if named is not None and not named:
         raise UsageError("--data-dir must not be empty")
@@ -257,12 +275,27 @@ def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[Path]:
     allowed = [door for door in ("http", "grpc", "vertex_ai", "sagemaker", "metrics") if values[f"allow_{door}"]]
     port = values[f"{allowed[0]}_port"] if allowed else 0
     if named:
-        yield Path(named)
+        yield DataFolder(Path(named))
     elif temporary or port == 0:
         with tempfile.TemporaryDirectory(prefix="weir-", ignore_cleanup_errors=True) as folder:
-            yield Path(folder)
+            yield DataFolder(Path(folder))
     else:
-        yield data_home() / str(port)
+        yield default_data_dir(port)
+
+
+class _Notes(NamedTuple):
+    """What the startup block says behind the console and the data folder, "" for nothing."""
+
+    console: str
+    data: str
+
+
+def _notes(values: Mapping[str, Any], console: Listener | None, data: DataFolder | None) -> _Notes:
+    is_moved = console is not None and console.port == 0 and values["console_port"] is None
+    return _Notes(
+        console=f"port {CONSOLE_PORT} is taken" if is_moved else "",
+        data="of the HTTP port, as in earlier releases" if data is not None and data.is_of_port else "",
+    )
 
 
 def _report(  # noqa: PLR0913 - of one call
@@ -272,6 +305,8 @@ def _report(  # noqa: PLR0913 - of one call
     nats_url: str | None,
     embedded: EmbeddedNats | None,
     ends_on_error: bool | None,
+    registration: ServerRegistration,
+    notes: _Notes,
     facts: Mapping[str, Mapping[str, Any]],
 ) -> None:
     announced = facts[gateway]
@@ -300,16 +335,17 @@ def _report(  # noqa: PLR0913 - of one call
         grpc=places.get("grpc"),
         metrics=places.get("metrics"),
         console=places.get("console"),
+        console_note=notes.console,
         platforms={door.protocol: places[door.prefix] for door in _FRONTENDS[3:] if door.prefix in places},
         nats_url=without_user(embedded.url) if embedded else nats_url or "",
         data_dir=str(embedded.data_dir) if embedded else None,
+        data_note=notes.data,
         nats_url_file=str(embedded.url_file.absolute()) if embedded else "",
         models=announced.get("models", []),
         durability=announced.get("durability", {}),
         client_memory=announced.get("client_memory", ""),
     )
-    if embedded:
-        write_addresses(embedded.data_dir, {**places, "nats_url": startup.nats_url})
+    registration.announce({**places, "nats_url": startup.nats_url})
     announce_ready(**places, nats_url=embedded.url if embedded else startup.nats_url)
     # The server continues if its standard output is closed.
     with contextlib.suppress(OSError):
@@ -330,14 +366,17 @@ class StartupFacts:
     `data_dir` is None with an external broker. `nats_url_file` is the path of the file with the broker's URL and password,
     "" with an external broker. `durability` has the keys `ack_is_fsync` (None: unknown) and `reason`. `platforms` has the
     address of the frontend of each managed service. `client_memory` says which shared memory clients may name, "" for none.
+    `console_note` and `data_note` say why the console and the data folder are where they are, "" where that is the rule.
     """
 
     http: str | None
     grpc: str | None
     metrics: str | None
     console: str | None = None
+    console_note: str = ""
     nats_url: str
     data_dir: str | None
+    data_note: str = ""
     nats_url_file: str = ""
     models: Sequence[Mapping[str, Any]]
     durability: Mapping[str, Any]
@@ -351,15 +390,19 @@ def render_startup_block(facts: StartupFacts) -> str:
         ("HTTP", f"http://{facts.http}" if facts.http else _NOT_ALLOWED),
         ("gRPC", facts.grpc or _NOT_ALLOWED),
         ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
-        *([("console", f"http://{facts.console}")] if facts.console else []),
+        *([("console", _noted(f"http://{facts.console}", facts.console_note))] if facts.console else []),
         *((service, f"http://{address}") for service, address in facts.platforms.items()),
         ("NATS", _without_password(facts.nats_url)),
         *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),
         *([("client shm", facts.client_memory)] if facts.client_memory else []),
         ("durability", _durability(facts.durability)),
-        ("data", facts.data_dir or "in the external NATS server"),
+        ("data", _noted(facts.data_dir or "in the external NATS server", facts.data_note)),
     ]
     return "\n".join([_headline(facts.models), "", *_columns(rows), "", *_columns(_model_rows(facts.models))])
+
+
+def _noted(text: str, note: str) -> str:
+    return f"{text} ({note})" if note else text
 
 
 def _headline(models: Sequence[Mapping[str, Any]]) -> str:

@@ -130,7 +130,9 @@ def report(
     path = f"{_path(model)}/shadow"
     found = request(url, data_dir, "GET", path)
     if show is None:
-        _print_report(found, as_json)
+        from weir.commands.gateway_client import option_of
+
+        _print_report(found, as_json, option_of(url, data_dir))
         return
     if show > len(found["worst"]):
         raise StartError(f"model {model} has {len(found['worst'])} kept requests, so there is no number {show}")
@@ -139,14 +141,15 @@ def report(
     print(json.dumps(request(url, data_dir, "GET", f"{path}/{quote(found['worst'][show - 1]['sample'])}"), indent=2))
 
 
-def _print_report(found: dict[str, Any], as_json: bool) -> None:
+def _print_report(found: dict[str, Any], as_json: bool, option: str) -> None:
     if as_json:
         import json
 
         print(json.dumps(found, indent=2))
         return
     if not found["versions"]:
-        print(f"{found['model']}: no copies were compared: weir traffic shadow MODEL VERSION --share 20 --compare")
+        hint = f"weir traffic shadow MODEL VERSION --share 20 --compare{option}"
+        print(f"{found['model']}: no copies were compared: {hint}")
     for row in found["versions"]:
         print(
             f"{found['model']} version {row['version']}: {row['compared']} compared, {row['differing']} differ, "

@@ -106,9 +106,10 @@ BROKER_OPTIONS: tuple[Option, ...] = (
     Option(
         names=("--data-dir",),
         value=Text("FOLDER"),
-        shown_default="$XDG_DATA_HOME/weir/<http-port>",
+        shown_default="$XDG_DATA_HOME/weir/<project>-<hash>-<http-port>",
         environment=DATA_DIR_VARIABLE,
-        help="Folder of the stored requests and results. With --http-port 0 the default is a temporary folder.",
+        help="Folder of the stored requests and results. The default is one for each project and port, or that of the port "
+        "where an earlier release has made one (docs/status.md); with --http-port 0 it is a temporary folder.",
         **_PANEL,
     ),
 )

@@ -28,7 +28,7 @@ CONSOLE_OPTIONS: tuple[Option, ...] = (
     Option(
         names=("--console-port",),
         value=Integer(0, 65535, metavar="PORT"),
-        shown_default=f"{DEFAULT_PORT}; `weir serve` starts no console where it is taken, or with --http-port=0",
+        shown_default=f"{DEFAULT_PORT}, or a free one where that is taken; none with --http-port=0",
         help="Port of the console; 0 selects a free one.",
         **_OURS,
     ),

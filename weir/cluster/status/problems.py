@@ -5,6 +5,7 @@ A warning needs an operator. A note describes a temporary or configured conditio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -20,12 +21,18 @@ OLD_S = 10.0
 BUSY, PRESSING_S = 0.95, 1.0
 """A model is overloaded from this utilization on, if a live request has waited for this long (seconds)."""
 
+_COMMAND = re.compile(r"\bweir dead \w+")
+"""The commands in pieces of advice that act on a server."""
+
 _REJECTING = ("LIVE", "QUEUE")
 _SHOWN_REASONS = 2
 
 
-def problems_of(status: ClusterStatus) -> list[Problem]:
-    """All problems of the cluster, warnings first."""
+def problems_of(status: ClusterStatus, option: str = "") -> list[Problem]:
+    """All problems of the cluster, warnings first.
+
+    `option` is added to commands in their texts, so that these act on the same server: " --data-dir FOLDER".
+    """
     found = [
         *_missing_roles(status),
         *_silent(status),
@@ -36,11 +43,15 @@ def problems_of(status: ClusterStatus) -> list[Problem]:
         *_overloaded(status),
         *(_broker(status, status.broker) if status.broker is not None else ()),
         *_releases(status),
-        *_dead(status),
+        *_dead(status, option),
         *_leaving(status),
     ]
-    advised = (problem.model_copy(update={"advice": ADVICE[problem.kind]}) for problem in found)
+    advised = (problem.model_copy(update={"advice": _advice(problem.kind, option)}) for problem in found)
     return sorted(advised, key=lambda problem: problem.level != "warning")
+
+
+def _advice(kind: Kind, option: str) -> str:
+    return _COMMAND.sub(lambda command: command[0] + option, ADVICE[kind])
 
 
 def _warning(kind: Kind, about: str, text: str) -> Problem:
@@ -208,10 +219,10 @@ def _releases(status: ClusterStatus) -> Iterator[Problem]:
         yield _warning("releases differ", "", f"processes run different releases: {counts}")
 
 
-def _dead(status: ClusterStatus) -> Iterator[Problem]:
+def _dead(status: ClusterStatus, option: str) -> Iterator[Problem]:
     for dead in status.dead:
         what = f"{dead.letters} dead letter{'s' if dead.letters > 1 else ''}"
-        text = f"{what} of {_named(dead.model, dead.namespace)}: list them with: weir dead list"
+        text = f"{what} of {_named(dead.model, dead.namespace)}: list them with: weir dead list{option}"
         yield _warning("dead letters", dead.model, text)
 
 

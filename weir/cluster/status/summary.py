@@ -74,8 +74,8 @@ class ClusterFacts:
     traffic: Mapping[str, TrafficRecord] = field(default_factory=dict)
 
 
-def summarise(facts: ClusterFacts) -> ClusterStatus:
-    """The state of the cluster, with its problems."""
+def summarise(facts: ClusterFacts, option: str = "") -> ClusterStatus:
+    """The state of the cluster, with its problems, whose texts add `option` to commands as `problems_of` does."""
     roles = _roles(facts)
     silent = {role.id for role in roles if role.state == "silent"}
     queues = _queues(facts)
@@ -93,7 +93,7 @@ def summarise(facts: ClusterFacts) -> ClusterStatus:
             for model, letters in sorted(facts.dead.items())
         ],
     )
-    problems = problems_of(status)
+    problems = problems_of(status, option)
     is_degraded = any(problem.level == "warning" for problem in problems)
     return status.model_copy(update={"problems": problems, "state": "degraded" if is_degraded else "healthy"})
 

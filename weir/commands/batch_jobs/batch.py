@@ -205,14 +205,12 @@ def _control(client: JobsClient, id: str, verb: str) -> None:
 
 
 def _watch(client: JobsClient, job: dict[str, Any]) -> None:
-    from weir.commands.batch_jobs.batch_display import exit_status, url_option
+    from weir.commands.batch_jobs.batch_display import exit_status
     from weir.commands.batch_jobs.batch_display import watch as watched
 
     try:
         ended = watched(client, job)
     except KeyboardInterrupt:
-        typer.echo(
-            f"\nthe job continues; watch it again with: weir batch watch {job['id']}{url_option(client)}", err=True
-        )
+        typer.echo(f"\nthe job continues; watch it again with: weir batch watch {job['id']}{client.option}", err=True)
         raise typer.Exit(_INTERRUPTED) from None
     raise typer.Exit(exit_status(ended))

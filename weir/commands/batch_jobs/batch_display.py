@@ -13,7 +13,6 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 
 from weir.commands.batch_jobs.batch_client import JobsClient, Unreachable
-from weir.commands.running_server import DEFAULT_HTTP
 
 FINAL = ("succeeded", "failed", "cancelled")
 
@@ -116,13 +115,8 @@ def watch(client: JobsClient, job: dict[str, Any]) -> dict[str, Any]:
         )
     if shown["failed"] or shown["state"] == "cancelled" or (shown["state"] == "failed" and shown["total"] is not None):
         what = "retry the failed items" if shown["state"] == "succeeded" else "continue the job"
-        console.print(f"{what} with: weir batch retry {shown['id']}{url_option(client)}", markup=False, soft_wrap=True)
+        console.print(f"{what} with: weir batch retry {shown['id']}{client.option}", markup=False, soft_wrap=True)
     return shown
-
-
-def url_option(client: JobsClient) -> str:
-    """The option that selects the same server again, with a leading space; "" for the default server."""
-    return "" if client.url == DEFAULT_HTTP else f" --url {client.url}"
 
 
 def _watch_bar(client: JobsClient, job: dict[str, Any], console: Console) -> dict[str, Any]:

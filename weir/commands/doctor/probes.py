@@ -37,7 +37,8 @@ from weir.commands.doctor.facts import (
 )
 from weir.commands.doctor.python_build import is_optimized
 from weir.commands.listening import IN_USE, listen_problem
-from weir.commands.running_server import data_home, local_servers
+from weir.commands.local.data_folders import default_data_dir
+from weir.commands.local.servers import local_servers
 from weir.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.options import SERVE, options_of
 from weir.runtime.control_groups import limits_of
@@ -65,7 +66,7 @@ _SHOWN_COMMAND_LENGTH = 60
 def probe(data_dir: Path | None = None) -> Facts:
     """Measure everything; takes about a second. Without `data_dir`, the disk is that of the default data folder."""
     gpus = find_gpus()
-    folder = data_dir or data_home() / str(options_of(SERVE)["http_port"].default)
+    folder = data_dir or default_data_dir(options_of(SERVE)["http_port"].default).path
     return Facts(
         ports=list(probe_ports()),
         shared_memory=probe_shared_memory(),

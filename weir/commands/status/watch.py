@@ -61,10 +61,10 @@ async def collect_status(broker: BrokerTarget) -> ClusterStatus:
     """Collect once, and a second time if the first collection found a problem that may be transient."""
     try:
         async with _collector(broker) as collector:
-            status = summarise(await collector.collect())
+            status = summarise(await collector.collect(), broker.option)
             if any(problem.kind in _TRANSIENT for problem in status.problems):
                 await asyncio.sleep(_RECHECK_S)
-                status = summarise(await collector.collect())
+                status = summarise(await collector.collect(), broker.option)
             return status
     except (NatsError, OSError, TimeoutError) as error:
         return unreachable(error)
@@ -102,7 +102,7 @@ async def _report_until_lost(broker: BrokerTarget, every_s: float, report: Calla
         async with _collector(broker) as collector:
             while True:
                 started_s = time.monotonic()
-                report(summarise(await collector.collect()))
+                report(summarise(await collector.collect(), broker.option))
                 await asyncio.sleep(max(0.0, started_s + every_s - time.monotonic()))
     except (NatsError, OSError, TimeoutError) as error:
         report(unreachable(error))

@@ -122,7 +122,7 @@ async def _source(broker: BrokerTarget, every_s: float) -> AsyncIterator[tuple[C
     name = new_id("top")
     with unwrap_exception_groups(NatsError, OSError, TimeoutError):
         async with asyncio.TaskGroup() as background, broker.connected(name, _CONNECT_TIMEOUT_S) as bus:
-            view = ClusterView(bus, name, broker.url, every_s)
+            view = ClusterView(bus, name, broker.url, every_s, broker.option)
             await view.start(background, ticked.set)
             try:
                 yield ClusterSource(view, without_user(broker.url).removeprefix("nats://")), ticked

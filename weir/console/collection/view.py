@@ -48,11 +48,13 @@ class Tick(NamedTuple):
 class ClusterView:
     """Collects over `bus`; `id` is this process's name on it. Everything runs in one event loop.
 
-    The load is collected every `interval_s`. `readings` are the last two, once there are two.
+    The load is collected every `interval_s`. `readings` are the last two, once there are two. `option` is added to commands
+    in the texts of problems.
     """
 
-    def __init__(self, bus: Bus, id: str, url: str, interval_s: float = TICK_S) -> None:
+    def __init__(self, bus: Bus, id: str, url: str, interval_s: float = TICK_S, option: str = "") -> None:
         self._bus = bus
+        self._option = option
         self._interval_s = interval_s
         self.readings: tuple[Reading, Reading] | None = None
         self._registry = RegistryView(bus)
@@ -105,7 +107,7 @@ class ClusterView:
     async def _collect_status(self) -> ClusterStatus:
         try:
             try:
-                status = summarise(await self._collector.collect())
+                status = summarise(await self._collector.collect(), self._option)
             except (NatsError, OSError, TimeoutError) as error:
                 text = str(error) or f"JetStream does not reply ({type(error).__name__})"
                 status = ClusterStatus(taken_ms=time.time_ns() // 1_000_000, state="unreachable", error=text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -214,6 +215,18 @@ def test_releases_old_requests_and_dead_letters_are_warned_of() -> None:
     old = {SCHEDULERS[0]: counters(SCHEDULERS[0], ("a", 1, 11_000_000))}
     status = summarise(replace(HEALTHY, replied=replied, counters=old, dead={"a": 3}))
     assert kinds(status) == ["queue waits", "releases differ", "dead letters"]
+
+
+def test_commands_of_the_advice_act_on_the_server_that_was_asked() -> None:
+    facts = replace(HEALTHY, dead={"a": 3})
+    (problem,) = summarise(facts, " --data-dir '/a b'").problems
+    assert problem.text.endswith("list them with: weir dead list --data-dir '/a b'")
+    commands = re.findall(r"`([^`]+)`", problem.advice)
+    assert len(commands) == 3
+    assert all(re.fullmatch(r"weir dead \w+ --data-dir '/a b'", command) for command in commands)
+    (problem,) = summarise(facts).problems
+    assert problem.text.endswith("list them with: weir dead list")
+    assert "--data-dir" not in problem.advice
 
 
 def test_a_draining_worker_is_a_note() -> None:

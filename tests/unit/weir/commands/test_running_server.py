@@ -5,7 +5,9 @@ Errors leave task groups as they were raised, in every release of Python.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -15,15 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.main
 
 from weir.commands import dead_letters
 from weir.commands import push as pushing
-from weir.commands.app import main
+from weir.commands.app import app, main
 from weir.commands.batch_jobs import batch_client
+from weir.commands.batch_jobs.batch_client import JobsClient
+from weir.commands.gateway_client import GatewayClient, client_of
+from weir.commands.local.servers import ServerRegistration, local_servers, write_addresses
 from weir.commands.roles import settings_of
-from weir.commands.running_server import BrokerTarget, local_servers, unwrap_exception_groups, write_addresses
+from weir.commands.running_server import BrokerTarget, only_local_server, unwrap_exception_groups
 from weir.commands.status import watch as watching
-from weir.options import options_of
+from weir.options import ROLES, options_of
+from weir.options.option import UsageError
 
 StartServer = Callable[[str, int], Path]
 
@@ -43,6 +50,9 @@ def start_server(tmp_path: Path) -> Iterator[StartServer]:
         def start(name: str, nats_port: int) -> Path:
             folder = tmp_path / "weir" / name
             folder.mkdir(parents=True)
+            lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
             command = [sys.executable, "-c", "print(flush=True); input()", "nats-server.conf"]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
             stack.callback(process.communicate, b"\n")
@@ -104,7 +114,7 @@ def test_all_commands_find_the_only_server_and_name_it(
         assert ran(*command) == 0
         expected = f"found on this machine: http://127.0.0.1:8123, nats://127.0.0.1:7777, data folder {folder}\n"
         assert capsys.readouterr().err.endswith(expected)
-    assert brokers == [BrokerTarget("nats://127.0.0.1:7777")] * 3
+    assert brokers == [BrokerTarget("nats://127.0.0.1:7777")] * 3, "no option was given, so none is passed on"
     assert urls == ["127.0.0.1:8123"]
 
 
@@ -133,12 +143,13 @@ def test_of_several_servers_one_is_to_be_named(
     for command in ALL_COMMANDS:
         assert ran(*command) == 2
         error = capsys.readouterr().err
-        assert str(first) in error
-        assert str(second) in error
+        assert f"\n  --data-dir {first}   (http://127.0.0.1:8123, " in error
+        assert f"\n  --data-dir {second}   (http://127.0.0.1:8124, " in error
         assert ("--url HOST:PORT" if command[0] == "batch" else "--nats URL") in error
         assert ran(*command, "--data-dir", str(second)) == 0
         assert capsys.readouterr().err == ""
     assert {broker.url for broker in brokers} == {"nats://127.0.0.1:7778"}
+    assert {broker.option for broker in brokers} == {f" --data-dir {second}"}
     assert urls == ["127.0.0.1:8124"]
 
 
@@ -152,6 +163,7 @@ def test_a_named_server_is_not_looked_for(
     assert ran("batch", "list", "--url", "elsewhere:2") == 0
     assert capsys.readouterr().err == ""
     assert {broker.url for broker in brokers} == {"nats://elsewhere:1"}
+    assert {broker.option for broker in brokers} == {" --nats nats://elsewhere:1"}
     assert urls == ["elsewhere:2"]
 
 
@@ -196,6 +208,141 @@ def test_the_password_of_a_local_server_is_found_in_its_folder(
     assert {broker.access.user for broker in brokers} == {""}
     settings = settings_of("scheduler", {**DEFAULTS, "nats": f"nats://{place}"})
     assert (settings.nats_access.user, settings.nats_access.password) == ("weir", "secret")
+
+
+def test_servers_that_share_a_broker_count_as_one(start_server: StartServer) -> None:
+    folder = start_server("8123", 7777)
+    beside = ServerRegistration(None, "nats://localhost:7777")
+    beside.announce({"nats_url": "nats://me:mine@localhost:7777", "http": "127.0.0.1:8124"})
+    found = only_local_server(None, "--url HOST:PORT")
+    assert found is not None
+    assert (found.data_dir, found.http) == (folder, "127.0.0.1:8123")
+    elsewhere = ServerRegistration(None, "nats://other:4222")
+    elsewhere.announce({"nats_url": "nats://other:4222", "http": "127.0.0.1:8125"})
+    for option, shown in (("--url HOST:PORT", "--url 127.0.0.1:8125"), ("--nats URL", "--nats nats://other:4222")):
+        with pytest.raises(UsageError, match="several weir serve run on this machine") as refused:
+            only_local_server(None, option)
+        assert f"\n  {shown}   (http://127.0.0.1:8125, nats://other:4222)" in str(refused.value)
+    beside.remove()
+    elsewhere.remove()
+
+
+def test_a_server_whose_broker_has_not_started_is_named(
+    brokers: list[BrokerTarget], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starting = ServerRegistration(tmp_path / "data")
+    assert ran("status") == 1
+    assert f"has not started yet: data folder {tmp_path / 'data'}" in capsys.readouterr().err
+    assert brokers == []
+    starting.remove()
+
+
+def test_a_client_of_a_gateway_knows_the_option_that_selects_its_server(start_server: StartServer) -> None:
+    assert client_of(JobsClient, "", None).option == "", "no server was found, and none was named"
+    folder = start_server("8123", 7777)
+    assert client_of(JobsClient, "", None).option == " --url 127.0.0.1:8123"
+    assert client_of(JobsClient, "", folder).option == f" --data-dir {folder}"
+    assert client_of(JobsClient, "localhost:8000", None).option == " --url localhost:8000"
+    assert client_of(JobsClient, "https://a b", None).option == " --url 'https://a b'"
+
+
+@pytest.mark.parametrize(("given", "option"), [((), ""), (("--url", "a:1"), " --url a:1")])
+def test_a_report_without_copies_says_how_to_run_some(
+    given: tuple[str, ...], option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(GatewayClient, "request", lambda *_: {"model": "m", "versions": [], "worst": []})
+    assert ran("traffic", "report", "m", *given) == 0
+    command = f"weir traffic shadow MODEL VERSION --share 20 --compare{option}"
+    assert capsys.readouterr().out == f"m: no copies were compared: {command}\n"
+
+
+def test_an_option_of_a_printed_command_has_no_password(brokers: list[BrokerTarget]) -> None:
+    assert ran("status", "--nats", "nats://me:mine@a:1,tls://me:mine@b:2") == 0
+    assert brokers[0].option == " --nats nats://a:1,tls://b:2"
+
+
+URLS = (
+    (["--nats", "nats://me:mine@a:1"], "nats://me:mine@a:1"),
+    (["--nats", "nats://a:1"], "nats://a:1"),
+    (["--nats", "nats://localhost:7777"], "nats://weir:p%2Fw@localhost:7777"),
+    ([], "nats://weir:p%2Fw@127.0.0.1:7777"),
+)
+
+
+@pytest.mark.parametrize(("options", "url"), URLS)
+def test_status_prints_the_url_of_the_broker_for_other_programs(
+    options: list[str], url: str, start_server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = start_server("8123", 7777) / "nats-url"
+    file.write_text("nats://weir:p%2Fw@127.0.0.1:7777\n")
+    file.chmod(0o600)
+    assert ran("status", "--nats-url", *options) == 0
+    assert capsys.readouterr().out == f"{url}\n"
+
+
+def test_status_prints_no_url_without_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ran("status", "--nats-url") == 1
+    said = capsys.readouterr()
+    assert (said.out, said.err.startswith("error: no weir serve was found. ")) == ("", True)
+
+
+# What a command of each name needs, apart from the server: `MODEL` and so on.
+OF_A_SERVER = {
+    "batch cancel": ["1"],
+    "batch list": [],
+    "batch pause": ["1"],
+    "batch resume": ["1"],
+    "batch retry": ["1"],
+    "batch status": ["1"],
+    "batch submit": ["--model=m", "--input=a", "--output=b"],
+    "batch watch": ["1"],
+    "dead list": [],
+    "dead purge": ["--all", "--yes"],
+    "dead replay": ["--all"],
+    "dead show": ["1"],
+    "history": ["m"],
+    "perf": ["m"],
+    "push": ["--delete=m"],
+    "rollback": ["m"],
+    "status": [],
+    "top": [],
+    "traffic clear": ["m"],
+    "traffic ramp": ["m", "2", "--over=1m"],
+    "traffic report": ["m"],
+    "traffic set": ["m", "1=1"],
+    "traffic shadow": ["m", "2", "--share=1"],
+    "traffic show": ["m"],
+}
+OF_NO_SERVER = {"serve", *ROLES, "backends", "demo", "doctor", "init", "nats-permissions"}
+"""They start something, or look at files and at the machine."""
+
+
+def all_commands(command: Any, name: str = "") -> Iterator[str]:
+    """The names of all commands in the application: "dead list"."""
+    inner = getattr(command, "commands", None)  # of a group
+    if inner is None:
+        yield name
+        return
+    for word, one in inner.items():
+        yield from all_commands(one, f"{name} {word}".strip())
+
+
+def test_every_command_is_known_to_talk_to_a_server_or_to_none() -> None:
+    assert set(all_commands(typer.main.get_command(app))) == OF_A_SERVER.keys() | OF_NO_SERVER
+
+
+@pytest.mark.parametrize(("command", "arguments"), OF_A_SERVER.items())
+def test_no_command_guesses_a_server(
+    command: str, arguments: list[str], start_server: StartServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Above all none that changes something: it would change another server's models, jobs or dead letters."""
+    first, second = start_server("8123", 7777), start_server("8124", 7778)
+    assert ran(*command.split(), *arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "several weir serve run on this machine; choose one with --" in said.err
+    for folder in (first, second):
+        assert f"\n  --data-dir {folder}   (" in said.err
 
 
 def test_an_error_comes_out_of_its_groups() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any
 
@@ -121,12 +122,24 @@ def test_a_taken_port_is_an_error_only_if_it_was_chosen(caplog: pytest.LogCaptur
         console_of(console_port=8000)
 
 
-def test_without_a_free_default_port_there_is_no_console(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def taken(listeners: object) -> None:
-        raise StartError("the port is in use")
+def test_a_taken_default_port_moves_the_console_to_a_free_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr("weir.commands.serve.CONSOLE_PORT", taken.getsockname()[1])
+        assert console_of() == Listener("console", "127.0.0.1", 0)
+    monkeypatch.setattr("weir.commands.serve.CONSOLE_PORT", 8000)
+    assert console_of() == Listener("console", "127.0.0.1", 0), "the server's own port is taken too"
 
-    monkeypatch.setattr("weir.commands.serve.check_listeners", taken)
-    assert console_of() is None
-    assert "choose another one with --console-port" in caplog.text
+
+def test_without_an_address_to_listen_on_there_is_no_console(caplog: pytest.LogCaptureFixture) -> None:
+    assert console_of(console_address="192.0.2.1") is None
+    assert "there is no console: can't listen for console requests at 192.0.2.1:0" in caplog.text
+    assert "choose another address with --console-address" in caplog.text
+
+
+def test_says_why_the_console_and_the_data_are_elsewhere_than_expected() -> None:
+    text = block(console="127.0.0.1:41234", console_note="port 8080 is taken", data_note="of the HTTP port")
+    assert re.search(r"^  console +http://127\.0\.0\.1:41234 \(port 8080 is taken\)$", text, re.MULTILINE)
+    assert re.search(r"^  data +/data \(of the HTTP port\)$", text, re.MULTILINE)
+    assert "(" not in block(console="127.0.0.1:8080")

@@ -35,6 +35,7 @@ class Told(JobsClient):
 
     def __init__(self, *states: dict[str, Any] | Exception) -> None:
         super().__init__("somewhere.example:8000")
+        self.option = " --url somewhere.example:8000"
         self._states: Iterator[dict[str, Any] | Exception] = iter(states)
 
     def status(self, id: str) -> dict[str, Any]:

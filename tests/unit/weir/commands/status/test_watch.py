@@ -32,11 +32,12 @@ def ran(*arguments: str) -> int:
 def test_watch_may_stand_without_a_time(asked: list[tuple[Any, ...]]) -> None:
     for arguments in (("--watch",), ("--watch", "--json"), ("--watch", "5"), ("--watch=0.5", "--all")):
         assert ran("--nats", "nats://x", *arguments) == 2
+    target = BrokerTarget("nats://x", option=" --nats nats://x")
     assert asked == [
-        (BrokerTarget("nats://x"), 2.0, False, False),
-        (BrokerTarget("nats://x"), 2.0, True, False),
-        (BrokerTarget("nats://x"), 5.0, False, False),
-        (BrokerTarget("nats://x"), 0.5, False, True),
+        (target, 2.0, False, False),
+        (target, 2.0, True, False),
+        (target, 5.0, False, False),
+        (target, 0.5, False, True),
     ]
 
 
@@ -48,4 +49,6 @@ def test_how_it_is_spoken_to_is_told_as_to_all_commands(
     monkeypatch.setenv("WEIR_NATS_CERT", "cert.pem")
     assert ran("--nats", "nats://127.0.0.1:7777", "--nats-ca", "ca.pem", "--nats-key=key.pem") == 0
     access = BrokerAccess(ca="ca.pem", cert="cert.pem", key="key.pem", user="weir-admin", password="secret")
-    assert asked == [(BrokerTarget("nats://127.0.0.1:7777", access), False, False)]
+    assert asked == [
+        (BrokerTarget("nats://127.0.0.1:7777", access, option=" --nats nats://127.0.0.1:7777"), False, False)
+    ]

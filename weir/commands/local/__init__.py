@@ -1,0 +1,1 @@
+"""The servers of this machine: where they keep their data, and how commands find them."""
