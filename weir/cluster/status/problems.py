@@ -31,7 +31,7 @@ _SHOWN_REASONS = 2
 def problems_of(status: ClusterStatus, option: str = "") -> list[Problem]:
     """All problems of the cluster, warnings first.
 
-    `option` is added to commands in their texts, so that these act on the same server: " --data-dir FOLDER".
+    `option` is added to commands in their advice, so that these act on the same server: " --data-dir FOLDER".
     """
     found = [
         *_missing_roles(status),
@@ -43,7 +43,7 @@ def problems_of(status: ClusterStatus, option: str = "") -> list[Problem]:
         *_overloaded(status),
         *(_broker(status, status.broker) if status.broker is not None else ()),
         *_releases(status),
-        *_dead(status, option),
+        *_dead(status),
         *_leaving(status),
     ]
     advised = (problem.model_copy(update={"advice": _advice(problem.kind, option)}) for problem in found)
@@ -219,11 +219,10 @@ def _releases(status: ClusterStatus) -> Iterator[Problem]:
         yield _warning("releases differ", "", f"processes run different releases: {counts}")
 
 
-def _dead(status: ClusterStatus, option: str) -> Iterator[Problem]:
+def _dead(status: ClusterStatus) -> Iterator[Problem]:
     for dead in status.dead:
-        what = f"{dead.letters} dead letter{'s' if dead.letters > 1 else ''}"
-        text = f"{what} of {_named(dead.model, dead.namespace)}: list them with: weir dead list{option}"
-        yield _warning("dead letters", dead.model, text)
+        what = "1 dead letter" if dead.letters == 1 else f"{dead.letters} dead letters"
+        yield _warning("dead letters", dead.model, f"{what} of {_named(dead.model, dead.namespace)}")
 
 
 def _requests(count: int) -> str:

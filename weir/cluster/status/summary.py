@@ -75,7 +75,7 @@ class ClusterFacts:
 
 
 def summarise(facts: ClusterFacts, option: str = "") -> ClusterStatus:
-    """The state of the cluster, with its problems, whose texts add `option` to commands as `problems_of` does."""
+    """The state of the cluster, with its problems, whose advice adds `option` to commands as `problems_of` does."""
     roles = _roles(facts)
     silent = {role.id for role in roles if role.state == "silent"}
     queues = _queues(facts)

@@ -94,7 +94,7 @@ class ServerRegistration:
             remove_abandoned_folders("", registered)
             self._folder = LockedFolder("", registered)
         except (OSError, RuntimeError) as error:
-            logger.info("commands find this server only by an option, because it can't be registered: %s", error)
+            logger.info("commands find this server by an option or %s only: %s", DATA_DIR_VARIABLE, error)
         self.announce({"nats_url": nats_url})
 
     def announce(self, addresses: Mapping[str, str]) -> None:

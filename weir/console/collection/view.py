@@ -49,7 +49,7 @@ class ClusterView:
     """Collects over `bus`; `id` is this process's name on it. Everything runs in one event loop.
 
     The load is collected every `interval_s`. `readings` are the last two, once there are two. `option` is added to commands
-    in the texts of problems.
+    in the advice of problems.
     """
 
     def __init__(self, bus: Bus, id: str, url: str, interval_s: float = TICK_S, option: str = "") -> None:

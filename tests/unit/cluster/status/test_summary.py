@@ -220,12 +220,10 @@ def test_releases_old_requests_and_dead_letters_are_warned_of() -> None:
 def test_commands_of_the_advice_act_on_the_server_that_was_asked() -> None:
     facts = replace(HEALTHY, dead={"a": 3})
     (problem,) = summarise(facts, " --data-dir '/a b'").problems
-    assert problem.text.endswith("list them with: weir dead list --data-dir '/a b'")
     commands = re.findall(r"`([^`]+)`", problem.advice)
     assert len(commands) == 3
     assert all(re.fullmatch(r"weir dead \w+ --data-dir '/a b'", command) for command in commands)
     (problem,) = summarise(facts).problems
-    assert problem.text.endswith("list them with: weir dead list")
     assert "--data-dir" not in problem.advice
 
 
