@@ -24,11 +24,11 @@ from weir.commands import serve as serve_command
 from weir.commands.batch_jobs.batch import batch
 from weir.commands.completion import complete_model
 from weir.commands.init.command import init
-from weir.commands.option_commands import command, with_implied_values
+from weir.commands.option_commands import OptionCommand, command, with_implied_values
 from weir.commands.perf.command import perf
 from weir.commands.roles import hide_secrets
 from weir.commands.running_server import BrokerTarget, with_broker_options
-from weir.commands.terminal import SectionedCommand
+from weir.commands.terminal import SectionedCommand, SectionedGroup, examples
 from weir.commands.traffic import history, rollback, traffic
 from weir.demo.command import PASSES_OPTIONS, demo
 from weir.errors import StartError
@@ -109,7 +109,7 @@ def push(
     broker: BrokerTarget,
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[MODEL_DIR]...", help="Folders of models; a folder's name is the model's name."),
+        typer.Argument(metavar="MODEL_DIR", help="Folders of models; a folder's name is the model's name."),
     ] = None,
     repository: Annotated[
         str, typer.Option(metavar="NAME", help="Name of the repository; workers use it as nats://NAME.")
@@ -136,7 +136,8 @@ def nats_permissions(
         typer.Option(metavar="USER", help=f"One of {', '.join(USERS)}; may be repeated. Default: all."),
     ] = None,
     live_streams: Annotated[
-        int, typer.Option(min=1, max=MAX_LIVE_STREAMS, help="Number of streams of live requests.")
+        int,
+        typer.Option(metavar="COUNT", min=1, max=MAX_LIVE_STREAMS, help="That of --live-streams of the server."),
     ] = 1,
     repository: Annotated[
         list[str] | None,
@@ -153,7 +154,13 @@ def nats_permissions(
     typer.echo(nats_conf(wanted, live_streams, repository or ("models",)), nl=False)
 
 
-dead = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+dead = typer.Typer(
+    cls=SectionedGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog=examples("weir dead list --model=detector", "weir dead show 17", "weir dead replay 17"),
+)
 
 Model = Annotated[
     str, typer.Option(metavar="NAME", help="Only dead letters of this model.", autocompletion=complete_model)
@@ -165,15 +172,19 @@ Letters = Annotated[
 
 @dead.callback()
 def _dead() -> None:
-    """Dead letters, that is durable requests that failed for good: list, show, replay or purge them."""
+    """List, show, replay or purge dead letters, which are durable requests that failed for good."""
 
 
-@dead.command(name="list", cls=SectionedCommand)
+@dead.command(
+    name="list",
+    cls=SectionedCommand,
+    epilog=examples("weir dead list", "weir dead list --model=detector --limit=500 --json"),
+)
 @with_broker_options
 def list_letters(
     broker: BrokerTarget,
     model: Model = "",
-    limit: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number to list.")] = 50,
+    limit: Annotated[int, typer.Option(metavar="COUNT", min=1, max=100_000, help="Maximum number to list.")] = 50,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List dead letters, newest first."""
@@ -182,7 +193,7 @@ def list_letters(
     run(broker, model, limit, as_json)
 
 
-@dead.command(cls=SectionedCommand)
+@dead.command(cls=SectionedCommand, epilog=examples("weir dead show 17", "weir dead show order-4711"))
 @with_broker_options
 def show(
     broker: BrokerTarget,
@@ -194,7 +205,10 @@ def show(
     run(broker, letter)
 
 
-@dead.command(cls=SectionedCommand)
+@dead.command(
+    cls=SectionedCommand,
+    epilog=examples("weir dead replay 17 18", "weir dead replay --model=detector", "weir dead replay --all"),
+)
 @with_broker_options
 def replay(
     broker: BrokerTarget,
@@ -214,7 +228,10 @@ def replay(
         raise typer.Exit(1)
 
 
-@dead.command(cls=SectionedCommand)
+@dead.command(
+    cls=SectionedCommand,
+    epilog=examples("weir dead purge 17", "weir dead purge --model=detector --older-than=7d --yes"),
+)
 @with_broker_options
 def purge(  # noqa: PLR0913 - options of a command
     broker: BrokerTarget,
@@ -235,28 +252,77 @@ def purge(  # noqa: PLR0913 - options of a command
     run(broker, letters or (), model, read_age_s(older_than) if older_than else 0.0, yes)
 
 
-app = typer.Typer(name="weir", no_args_is_help=True, pretty_exceptions_enable=False)
-app.command(cls=SectionedCommand)(
+app = typer.Typer(
+    name="weir",
+    cls=SectionedGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    epilog=examples(
+        "weir init detector.onnx      # make models/detector from an ONNX file",
+        "weir serve models            # serve it, and open http://localhost:8080",
+        "weir status                  # see how it does",
+    ),
+)
+app.command(cls=OptionCommand, epilog=serve_command.EXAMPLES)(
     command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values), positional="model_repository")
 )
-app.command(cls=SectionedCommand)(command(BACKENDS, backends_command.HELP, backends_command.backends))
+app.command(cls=OptionCommand, epilog=backends_command.EXAMPLES)(
+    command(BACKENDS, backends_command.HELP, backends_command.backends)
+)
 for _role in ROLES:
-    app.command(cls=SectionedCommand, rich_help_panel="One role alone")(
+    app.command(cls=OptionCommand, rich_help_panel="One role alone", epilog=role_commands.EXAMPLES[_role])(
         command(_role, role_commands.HELP[_role], functools.partial(role_commands.run_role, _role))
     )
-app.command(cls=SectionedCommand)(init)
-app.command(cls=SectionedCommand)(push)
-app.command(cls=SectionedCommand)(status)
-app.command(cls=SectionedCommand)(top)
-app.command(cls=SectionedCommand)(perf)
-app.command(cls=SectionedCommand)(doctor)
-app.command(cls=SectionedCommand)(nats_permissions)
-app.command(cls=SectionedCommand, context_settings=PASSES_OPTIONS)(demo)
+app.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir init detector.onnx",
+        "weir init classifier.pt --input=x:FP32:-1,4 --repository=/srv/models",
+        "weir init --template=python --name=greeter",
+    ),
+)(init)
+app.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir push models/detector",
+        "weir push --repository=staging models/detector models/classifier",
+        "weir push --list",
+    ),
+)(push)
+app.command(
+    cls=SectionedCommand,
+    epilog=examples("weir status", "weir status --watch 5 --all", "weir status --json"),
+)(status)
+app.command(cls=SectionedCommand, epilog=examples("weir top", "weir top --once", "weir top --every=5"))(top)
+app.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir perf detector --concurrency=1,8,64",
+        "weir perf detector --rate=100:1000:100 --batch-size=4 --json",
+        "weir perf detector --protocol=grpc --shape=IMAGE:3,224,224",
+    ),
+)(perf)
+app.command(cls=SectionedCommand, epilog=examples("weir doctor", "weir doctor --json"))(doctor)
+app.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir nats-permissions > weir.conf      # for the configuration of nats-server",
+        "weir nats-permissions --users=producer,admin",
+    ),
+)(nats_permissions)
+app.command(
+    cls=SectionedCommand,
+    context_settings=PASSES_OPTIONS,
+    epilog=examples("weir demo", "weir demo --serve --http-port=9000"),
+)(demo)
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
 app.add_typer(traffic)
-app.command(cls=SectionedCommand)(history)
-app.command(cls=SectionedCommand)(rollback)
+app.command(cls=SectionedCommand, epilog=examples("weir history detector", "weir history detector --limit=100 --json"))(
+    history
+)
+app.command(cls=SectionedCommand, epilog=examples("weir rollback detector"))(rollback)
 
 
 def _print_version(wanted: bool) -> None:
@@ -274,15 +340,19 @@ def _weir(
     """Weir serves Triton model repositories to Triton clients, with a durable queue between clients and models."""
 
 
+def with_all_values(arguments: Sequence[str]) -> list[str]:
+    """The command line with the implied value added to each option that may be given without one."""
+    if arguments[:1] == [status.__name__]:
+        return with_implied_values(arguments, BARE)
+    return with_implied_values(arguments) if arguments and arguments[0] in OF_OPTION_TABLE else list(arguments)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. Exit statuses: 0 success, 1 start failed or stop forced, 2 wrong usage, 3 too many restarts."""
     hide_secrets()
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if given[:1] == [status.__name__]:
-            given = with_implied_values(given, BARE)
-        elif given and given[0] in OF_OPTION_TABLE:
-            given = with_implied_values(given)
+        given = with_all_values(given)
         if given[:1] == [SERVE]:
             given[1:1] = platform_arguments(os.environ)
         app(given, prog_name="weir")

@@ -12,9 +12,15 @@ from typing import Annotated, Any
 import typer
 
 from weir.calls.cache.config import CacheConfig
+from weir.commands.terminal import SectionedCommand
 from weir.options import OPTIONS, Option, UsageError, options_of
 
 _POSITIONAL = "arguments"
+_HELP_ALL = "help_all"
+_SHOWS_ALL = "weir.commands.option_commands.shows_all"
+"""The key, in the metadata of a context, of whether all options are to be shown."""
+
+_RARE = frozenset(option.key for option in OPTIONS if not option.is_common)
 
 _BARE = {name: option.bare for option in OPTIONS for name in option.names if option.bare is not None}
 
@@ -31,6 +37,24 @@ def with_implied_values(arguments: Sequence[str], bare: Mapping[str, str] = _BAR
     return completed
 
 
+class OptionCommand(SectionedCommand):
+    """A command of the option table: `--help` shows its common options, `--help-all` all of them by topic."""
+
+    def panel_of(self, ctx: Any, parameter: Any) -> str | None:
+        """The topic of the option with `--help-all`; without it one section, and None for options that few people use."""
+        panel = super().panel_of(ctx, parameter)
+        if ctx.meta.get(_SHOWS_ALL) or parameter.param_type_name == "argument":
+            return panel
+        return None if parameter.name in _RARE else "Options"
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    if wanted:
+        ctx.meta[_SHOWS_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
 def command(name: str, help: str, run: Callable[[dict[str, Any]], None], positional: str = "") -> Callable[..., None]:
     """Create the typer function of command `name`, which calls `run` with the parsed values of its options, by key.
 
@@ -39,6 +63,7 @@ def command(name: str, help: str, run: Callable[[dict[str, Any]], None], positio
     options = options_of(name)
 
     def run_typed(**texts: Any) -> None:
+        texts.pop(_HELP_ALL, None)
         if positional:
             texts[positional] = [*(texts[positional] or ()), *(texts.pop(_POSITIONAL) or ())]
         run(read_values(options, texts))
@@ -55,6 +80,15 @@ def command(name: str, help: str, run: Callable[[dict[str, Any]], None], positio
         annotation = Annotated[list[str] | None, described]
         parameters.insert(
             0, inspect.Parameter(_POSITIONAL, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        )
+    if any(key in _RARE for key in options):
+        shown = typer.Option(
+            "--help-all", callback=_show_all, is_eager=True, help=f"Show all {len(options)} options, by topic."
+        )
+        parameters.append(
+            inspect.Parameter(
+                _HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[bool, shown]
+            )
         )
     run_typed.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run_typed.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

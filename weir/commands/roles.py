@@ -24,6 +24,7 @@ from weir import NATS_URL_VARIABLE
 from weir.bus.nats.access import PASSWORD_VARIABLE, BrokerAccess
 from weir.commands.preflight import check_agent_directory, check_backend_directories, check_repositories
 from weir.commands.running_server import access_to
+from weir.commands.terminal import examples
 from weir.errors import StartError
 from weir.options import options_of
 from weir.options.broker import ACCESS_FIELDS
@@ -38,6 +39,18 @@ HELP = {
     "console": "Run a console: a web page with the state, the load and the requests of a cluster.",
 }
 """The help text of each role's command."""
+
+EXAMPLES = {
+    "gateway": examples("weir gateway --nats=nats://broker:4222 --http-address=0.0.0.0"),
+    "durable": examples("weir durable --nats=nats://broker:4222 --batch-root=/data"),
+    "scheduler": examples("weir scheduler --nats=nats://broker:4222"),
+    "worker": examples(
+        "weir worker --nats=nats://broker:4222 --model-repository=models",
+        "weir worker --nats=nats://broker:4222 --model-repository=nats://models",
+    ),
+    "console": examples("weir console --nats=nats://broker:4222 --console-address=0.0.0.0"),
+}
+"""The examples in the help of each role's command."""
 
 
 def run_role(role: str, values: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from weir.commands.completion import complete_model
 from weir.commands.running_server import HttpUrl, LocalDataDir
-from weir.commands.terminal import SectionedCommand
+from weir.commands.terminal import SectionedCommand, SectionedGroup, examples
 from weir.errors import StartError
 from weir.options.option import UsageError
 from weir.schemas.core.names import model_path
@@ -20,19 +20,25 @@ if TYPE_CHECKING:
 
 traffic = typer.Typer(
     name="traffic",
+    cls=SectionedGroup,
     no_args_is_help=True,
     help="Split the requests of a model among its versions.",
+    epilog=examples("weir traffic set detector 1=90 2=10", "weir traffic show detector"),
 )
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.", autocompletion=complete_model)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-@traffic.command("set", cls=SectionedCommand)
+@traffic.command(
+    "set",
+    cls=SectionedCommand,
+    epilog=examples("weir traffic set detector 1=90 2=10", "weir traffic set detector 1=1 2=1 --sticky=header:user-id"),
+)
 def set_weights(  # noqa: PLR0913 - options of a command
     model: Model,
     weights: Annotated[
-        list[str], typer.Argument(metavar="VERSION=WEIGHT...", help="Weights of versions, such as 1=90 2=10.")
+        list[str], typer.Argument(metavar="VERSION=WEIGHT", help="Weights of versions, such as 1=90 2=10.")
     ],
     sticky: Annotated[
         str,
@@ -61,19 +67,31 @@ def set_weights(  # noqa: PLR0913 - options of a command
             typer.echo(f"warning: {what}: others get its share until it is loaded", err=True)
 
 
-@traffic.command(cls=SectionedCommand)
+@traffic.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir traffic show detector",
+        "weir traffic show detector --json",
+    ),
+)
 def show(model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Show how the requests of a model are split."""
     _show(request(url, data_dir, "GET", _path(model)), as_json)
 
 
-@traffic.command(cls=SectionedCommand)
+@traffic.command(cls=SectionedCommand, epilog=examples("weir traffic clear detector"))
 def clear(model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Remove what was set: the model's configuration applies, or the latest version gets all requests."""
     _show(request(url, data_dir, "DELETE", _path(model)), as_json)
 
 
-@traffic.command(cls=SectionedCommand)
+@traffic.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir traffic ramp detector 2 --over=30m",
+        "weir traffic ramp detector 2 --over=12h --abort-if='error_rate>1%'",
+    ),
+)
 def ramp(  # noqa: PLR0913 - options of a command
     model: Model,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version whose share grows.")],
@@ -92,7 +110,13 @@ def ramp(  # noqa: PLR0913 - options of a command
     _show(request(url, data_dir, "POST", f"{_path(model)}/ramp", document), as_json)
 
 
-@traffic.command(cls=SectionedCommand)
+@traffic.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir traffic shadow detector 2 --share=20 --compare",
+        "weir traffic shadow detector 2 --share=0      # stop",
+    ),
+)
 def shadow(  # noqa: PLR0913 - options of a command
     model: Model,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="The version that runs the copies.")],
@@ -107,7 +131,7 @@ def shadow(  # noqa: PLR0913 - options of a command
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
 ) -> None:
-    """Run copies of live requests on a version in the batch lane, and drop or compare their outputs."""
+    """Run copies of live requests on a version, when it is idle, and drop or compare their outputs."""
     path = f"{_path(model)}/shadow"
     if share:
         document = {"version": version, "share": share, "compare": compare}
@@ -116,7 +140,13 @@ def shadow(  # noqa: PLR0913 - options of a command
         _show(request(url, data_dir, "DELETE", path), as_json)
 
 
-@traffic.command(cls=SectionedCommand)
+@traffic.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir traffic report detector",
+        "weir traffic report detector --show=1",
+    ),
+)
 def report(
     model: Model,
     show: Annotated[
@@ -178,7 +208,9 @@ def _seconds(text: str) -> float:
 
 def history(
     model: Model,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of changes to list.")] = 20,
+    limit: Annotated[
+        int, typer.Option(metavar="COUNT", min=1, max=1000, help="Maximum number of changes to list.")
+    ] = 20,
     as_json: AsJson = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,

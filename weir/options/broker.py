@@ -43,6 +43,7 @@ ACCESS_FIELDS = ("nats_ca", "nats_cert", "nats_key", "nats_credentials", "nats_n
 BROKER_OPTIONS: tuple[Option, ...] = (
     Option(
         names=("--nats",),
+        is_common=True,
         value=Text("URL"),
         help="URL of the NATS server to use, nats:// or tls://; for a cluster several, separated by commas.",
         environment=NATS_URL_VARIABLE,
@@ -105,6 +106,7 @@ BROKER_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         names=("--data-dir",),
+        is_common=True,
         value=Text("FOLDER"),
         shown_default="$XDG_DATA_HOME/weir/<project>-<hash>-<http-port>",
         environment=DATA_DIR_VARIABLE,

@@ -20,6 +20,7 @@ CONSOLE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         names=("--console-address",),
+        is_common=True,
         value=Text("ADDRESS"),
         default="127.0.0.1",
         help="Address to listen on. The console has no login: who reaches it sees all it shows.",
@@ -27,6 +28,7 @@ CONSOLE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         names=("--console-port",),
+        is_common=True,
         value=Integer(0, 65535, metavar="PORT"),
         shown_default=f"{DEFAULT_PORT}, or a free one where that is taken; none with --http-port=0",
         help="Port of the console; 0 selects a free one.",
@@ -36,6 +38,7 @@ CONSOLE_OPTIONS: tuple[Option, ...] = (
         "--console-allow-changes",
         False,
         "Let the console change the cluster: load models, split traffic, submit and cancel jobs, replay dead letters.",
+        is_common=True,
         **_OURS,
     ),
 )

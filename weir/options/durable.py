@@ -94,6 +94,7 @@ DURABLE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         names=("--batch-root",),
+        is_common=True,
         value=Text("FOLDER"),
         repeatable=True,
         field="batch_roots",

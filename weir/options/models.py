@@ -31,6 +31,7 @@ def _models() -> tuple[Option, ...]:
     return (
         Option(
             names=("--model-repository", "--model-store"),
+            is_common=True,
             value=Text("FOLDER"),
             help="Folder of models, an object store (s3://BUCKET/PATH, gs://BUCKET/PATH, as://ACCOUNT/CONTAINER/PATH), or "
             "nats://NAME for models stored in NATS by `weir push`; may be repeated. A scheduler needs it only for models "
@@ -80,14 +81,16 @@ def _models() -> tuple[Option, ...]:
         ),
         Option(
             names=("--model-control-mode",),
+            is_common=True,
             value=Choice(("none", "poll", "explicit"), "invalid argument for --model-control-mode"),
             default="none",
             help="none: load all models at startup; poll: follow changes of the repositories; explicit: load and "
-            "unload on request. Workers announce the mode to the other roles.",
+            "unload on request.",
             **panel,
         ),
         Option(
             names=("--repository-poll-secs",),
+            is_common=True,
             value=Number(0),
             default=15.0,
             help="Interval at which the repositories are polled, in seconds, with --model-control-mode=poll.",
@@ -96,6 +99,7 @@ def _models() -> tuple[Option, ...]:
         ),
         Option(
             names=("--load-model",),
+            is_common=True,
             value=Text("NAME"),
             help="Load this model at startup, with --model-control-mode=explicit; may be repeated. * alone: all models.",
             repeatable=True,
@@ -124,6 +128,7 @@ def _models() -> tuple[Option, ...]:
         ),
         Option(
             names=("--exit-on-error",),
+            is_common=True,
             value=Switch(),
             shown_default="false for models, true for folders",
             bare="true",
@@ -134,6 +139,7 @@ def _models() -> tuple[Option, ...]:
         ),
         Option(
             names=("--backend-config",),
+            is_common=True,
             value=Checked("BACKEND,KEY=VALUE", backend_setting),
             help="A setting for one backend, or KEY=VALUE for all backends; may be repeated.",
             repeatable=True,
@@ -150,6 +156,7 @@ def _models() -> tuple[Option, ...]:
         ),
         Option(
             names=("--backend-directory",),
+            is_common=True,
             value=Text("FOLDER"),
             help="Folder of custom backends, each in a folder of its name; may be repeated.",
             differs="Backends are Python files: model.py as in Triton, or backend.py. The option may be repeated.",
@@ -168,6 +175,7 @@ def _models() -> tuple[Option, ...]:
         ),
         Option(
             names=("--json",),
+            is_common=True,
             value=Switch(),
             default=False,
             bare="true",
@@ -227,6 +235,7 @@ def _devices() -> tuple[Option, ...]:
     return (
         Option(
             names=("--gpu",),
+            is_common=True,
             value=Integer(0, metavar="ORDINAL"),
             shown_default="all GPUs of the host",
             help="Run only the instances of this GPU. `weir serve` starts one worker for each GPU.",

@@ -31,7 +31,8 @@ class Option:
     `field` is the field of their settings that holds it; `weir serve` passes its value on to the roles that accept it.
     `environment` names an environment variable that sets it. An option with `ineffective` is accepted, and that reason is
     logged. An option with `refused` accepts only values for which `harmless` is true. `differs` describes how it differs
-    from Triton's option of the same name; `ours` marks options that Triton does not have.
+    from Triton's option of the same name; `ours` marks options that Triton does not have. `is_common` marks those that
+    `--help` shows; the others are shown by `--help-all`.
     """
 
     names: tuple[str, ...]
@@ -50,6 +51,7 @@ class Option:
     harmless: Callable[[Any], bool] = lambda value: False
     differs: str = ""
     ours: bool = False
+    is_common: bool = False
 
     @property
     def name(self) -> str:

@@ -17,6 +17,7 @@ _COUNT = IntegerOrAuto(1, MAX_PROCESSES)
 PROCESS_OPTIONS: tuple[Option, ...] = (
     Option(
         names=("--gateways",),
+        is_common=True,
         value=_COUNT,
         default=1,
         help="Number of gateways. They share the ports, and the first one serves the metrics of all. auto: one for each "
@@ -32,6 +33,7 @@ PROCESS_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         names=("--workers",),
+        is_common=True,
         value=_COUNT,
         shown_default="one for each GPU, else one",
         help="Number of workers. Each loads all models, with all their instances. With several GPUs it is 1, or at least "

@@ -66,6 +66,7 @@ def _server() -> tuple[Option, ...]:
             "--allow-client-shm",
             False,
             "Allow clients to pass tensors in shared memory of this host.",
+            is_common=True,
             panel="Server",
             commands=(SERVE, GATEWAY, DURABLE, WORKER),
         ),
@@ -98,6 +99,7 @@ def _cache() -> tuple[Option, ...]:
     return (
         Option(
             names=("--cache-config",),
+            is_common=True,
             value=Checked("CACHE,KEY=VALUE", cache_setting),
             repeatable=True,
             help=(
@@ -116,6 +118,7 @@ def _log() -> tuple[Option, ...]:
     return (
         Option(
             names=("--log-verbose",),
+            is_common=True,
             value=Verbosity(),
             default=0,
             bare="1",
@@ -127,6 +130,7 @@ def _log() -> tuple[Option, ...]:
         switch("--log-error", True, "Log errors.", **panel),
         Option(
             names=("--log-format",),
+            is_common=True,
             value=Choice(
                 ("default", "ISO8601", "json"),
                 "invalid argument for --log-format",

@@ -14,7 +14,7 @@ import typer
 
 from weir.commands.completion import complete_model
 from weir.commands.running_server import HttpUrl, LocalDataDir
-from weir.commands.terminal import SectionedCommand
+from weir.commands.terminal import SectionedCommand, SectionedGroup, examples
 from weir.errors import StartError
 
 if TYPE_CHECKING:
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 batch = typer.Typer(
     name="batch",
+    cls=SectionedGroup,
     no_args_is_help=True,
-    help="Offline jobs: run a model over files.",
+    help="Run a model over files: submit and control offline jobs.",
+    epilog=examples("weir batch submit -m detector -i images.jsonl -o results", "weir batch list"),
 )
 
 _INTERRUPTED = 130
@@ -31,7 +33,13 @@ _INTERRUPTED = 130
 _Id = Annotated[str, typer.Argument(metavar="ID", help="Id of the job, or a prefix of it.")]
 
 
-@batch.command(cls=SectionedCommand)
+@batch.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir batch submit -m detector -i images.jsonl -o results",
+        "weir batch submit -m detector -o results --no-wait 2026-*.parquet",
+    ),
+)
 def submit(  # noqa: PLR0913 - options of a command
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="NAME", help="The model.", autocompletion=complete_model)
@@ -100,7 +108,7 @@ def submit(  # noqa: PLR0913 - options of a command
     _watch(client, job)
 
 
-@batch.command("list", cls=SectionedCommand)
+@batch.command("list", cls=SectionedCommand, epilog=examples("weir batch list", "weir batch list --json"))
 def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: HttpUrl = "",
@@ -119,7 +127,7 @@ def list_jobs(
     show_table(jobs)
 
 
-@batch.command(cls=SectionedCommand)
+@batch.command(cls=SectionedCommand, epilog=examples("weir batch status 7f3a", "weir batch status 7f3a --json"))
 def status(
     id: _Id,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -132,32 +140,32 @@ def status(
     show_job(_job(_client(url, data_dir), id), as_json)
 
 
-@batch.command(cls=SectionedCommand)
+@batch.command(cls=SectionedCommand, epilog=examples("weir batch watch 7f3a"))
 def watch(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Watch a job until it ends."""
     client = _client(url, data_dir)
     _watch(client, _job(client, id))
 
 
-@batch.command(cls=SectionedCommand)
+@batch.command(cls=SectionedCommand, epilog=examples("weir batch pause 7f3a"))
 def pause(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Pause a job until it is resumed."""
     _control(_client(url, data_dir), id, "pause")
 
 
-@batch.command(cls=SectionedCommand)
+@batch.command(cls=SectionedCommand, epilog=examples("weir batch resume 7f3a"))
 def resume(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Resume a paused job."""
     _control(_client(url, data_dir), id, "resume")
 
 
-@batch.command(cls=SectionedCommand)
+@batch.command(cls=SectionedCommand, epilog=examples("weir batch cancel 7f3a"))
 def cancel(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
     """Cancel a job. Results written so far are kept."""
     _control(_client(url, data_dir), id, "cancel")
 
 
-@batch.command(cls=SectionedCommand)
+@batch.command(cls=SectionedCommand, epilog=examples("weir batch retry 7f3a", "weir batch retry 7f3a --no-wait"))
 def retry(
     id: _Id,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it ends.")] = True,

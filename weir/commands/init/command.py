@@ -15,9 +15,7 @@ _TENSOR = "NAME:DATATYPE:DIMS"
 def init(  # noqa: PLR0913 - options of a command
     file: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[FILE]", help="An ONNX model, TorchScript, torch.export, AOTInductor or TensorRT plan."
-        ),
+        typer.Argument(metavar="FILE", help="An ONNX model, TorchScript, torch.export, AOTInductor or TensorRT plan."),
     ] = None,
     template: Annotated[
         str,

@@ -80,12 +80,17 @@ def perf(  # noqa: PLR0913 - options of a command
     max_in_flight: Annotated[
         int,
         typer.Option(
-            min=1, max=10_000, rich_help_panel=_LOAD, help="With --rate: further requests wait in the client."
+            metavar="COUNT",
+            min=1,
+            max=10_000,
+            rich_help_panel=_LOAD,
+            help="With --rate: further requests wait in the client.",
         ),
     ] = 1000,
     sequence_length: Annotated[
         int | None,
         typer.Option(
+            metavar="COUNT",
             min=1,
             rich_help_panel=_LOAD,
             help="Requests of a sequence, for models with sequences; each request in flight belongs to another one. "
@@ -98,7 +103,9 @@ def perf(  # noqa: PLR0913 - options of a command
             "--streaming", rich_help_panel=_LOAD, help="Send on gRPC streams; always so for decoupled models over gRPC."
         ),
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, rich_help_panel=_INPUT, help="Rows of a request.")] = 1,
+    batch_size: Annotated[
+        int, typer.Option(metavar="COUNT", min=1, rich_help_panel=_INPUT, help="Rows of a request.")
+    ] = 1,
     shape: Annotated[
         list[str] | None,
         typer.Option(
@@ -108,7 +115,8 @@ def perf(  # noqa: PLR0913 - options of a command
         ),
     ] = None,
     string_length: Annotated[
-        int, typer.Option(min=0, max=1 << 20, rich_help_panel=_INPUT, help="Length of generated strings.")
+        int,
+        typer.Option(metavar="BYTES", min=0, max=1 << 20, rich_help_panel=_INPUT, help="Length of generated strings."),
     ] = 16,
     zeros: Annotated[
         bool, typer.Option("--zeros", rich_help_panel=_INPUT, help="Send zeros and empty strings, not random values.")
@@ -144,7 +152,8 @@ def perf(  # noqa: PLR0913 - options of a command
         ),
     ] = 10.0,
     max_windows: Annotated[
-        int, typer.Option(min=1, max=1000, rich_help_panel=_MEASUREMENT, help="Most windows of a level.")
+        int,
+        typer.Option(metavar="COUNT", min=1, max=1000, rich_help_panel=_MEASUREMENT, help="Most windows of a level."),
     ] = 10,
     timeout: Annotated[
         float,
@@ -153,7 +162,10 @@ def perf(  # noqa: PLR0913 - options of a command
         ),
     ] = 30.0,
     seed: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_MEASUREMENT, help="Equal seeds give equal inputs and arrivals.")
+        int,
+        typer.Option(
+            metavar="NUMBER", min=0, rich_help_panel=_MEASUREMENT, help="Equal seeds give equal inputs and arrivals."
+        ),
     ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="Print one JSON object (docs/perf.md).")

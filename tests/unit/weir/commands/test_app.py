@@ -8,7 +8,6 @@ import pytest
 
 from weir import __version__
 from weir.commands.app import main
-from weir.options import ROLES, options_of
 
 
 def exit_code(*arguments: str) -> int:
@@ -120,26 +119,6 @@ def test_two_doors_at_one_port_are_told_in_triton_s_words(tmp_path: Path, capsys
 def test_an_invalid_address_of_an_object_store_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code("serve", "--model-repository=s3:///models") == 1
     assert capsys.readouterr().err == "error: invalid model repository: 's3:///models' names no bucket\n"
-
-
-def test_help_groups_the_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("serve", "--help") == 0
-    reply = capsys.readouterr().out
-    panels = ["Models", "HTTP", "gRPC", "Metrics", "Trace", "Message bus", "Server", "Log", "Accepted without effect"]
-    places = [reply.index(f"\n{panel}:\n") for panel in [*panels, "Refused", "Deprecated", "Options"]]
-    assert places == sorted(places)
-
-
-def test_help_shows_names_of_options_in_full_in_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    for command in ("serve", *ROLES):
-        assert exit_code(command, "--help") == 0
-        words = capsys.readouterr().out.replace(",", " ").split()
-        assert {name for option in options_of(command).values() for name in option.names} <= set(words)
-    assert exit_code("dead", "purge", "--help") == 0
-    assert "--nats-credentials FILE " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
