@@ -1,7 +1,7 @@
 """The `weir` command line: the typer application and the sub-commands with short command lines.
 
-`weir status`, `push` and `dead` are declared here; their implementations (`weir.commands.status`, `weir.commands.push`,
-`weir.commands.dead_letters`) are imported when the command runs, so that other commands start faster.
+`weir status`, `push` and `dead` are declared here. What runs a command (`weir.commands.status`, `weir.commands.push`,
+`weir.commands.serve`, …) is imported when it runs, so that other commands and every help start faster.
 """
 
 from __future__ import annotations
@@ -11,16 +11,14 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from weir import __version__
 from weir.bus.naming.live_queues import MAX_LIVE_STREAMS
 from weir.bus.naming.permissions import USERS, nats_conf
-from weir.commands import backends as backends_command
 from weir.commands import roles as role_commands
-from weir.commands import serve as serve_command
 from weir.commands.batch_jobs.batch import batch
 from weir.commands.completion import complete_model
 from weir.commands.init.command import init
@@ -41,6 +39,18 @@ BARE = {"--watch": "2"}
 
 OF_OPTION_TABLE = frozenset((SERVE, BACKENDS, *ROLES, demo.__name__))
 """Commands with options of the option table; `weir demo` passes them on. Others have options of the same names."""
+
+
+def _serve(values: dict[str, Any]) -> None:
+    from weir.commands.serve import serve
+
+    serve(main, values)
+
+
+def _backends(values: dict[str, Any]) -> None:
+    from weir.commands.backends import backends
+
+    backends(values)
 
 
 @with_broker_options
@@ -264,11 +274,19 @@ app = typer.Typer(
         "weir status                  # see how it does",
     ),
 )
-app.command(cls=OptionCommand, epilog=serve_command.EXAMPLES)(
-    command(SERVE, serve_command.HELP, lambda values: serve_command.serve(main, values), positional="model_repository")
+app.command(
+    cls=OptionCommand,
+    epilog=examples("weir serve models", "weir serve models --http-address=0.0.0.0 --model-control-mode=poll"),
+)(
+    command(
+        SERVE,
+        "Serve the models of a folder, a Triton model repository, over HTTP, gRPC and NATS, with a console.",
+        _serve,
+        positional="model_repository",
+    )
 )
-app.command(cls=OptionCommand, epilog=backends_command.EXAMPLES)(
-    command(BACKENDS, backends_command.HELP, backends_command.backends)
+app.command(cls=OptionCommand, epilog=examples("weir backends", "weir backends --backend-directory=backends --json"))(
+    command(BACKENDS, "List the backends, what each can run on this machine, and why not the rest.", _backends)
 )
 for _role in ROLES:
     app.command(cls=OptionCommand, rich_help_panel="One role alone", epilog=role_commands.EXAMPLES[_role])(

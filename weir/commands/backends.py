@@ -9,15 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from weir.commands.preflight import check_backend_directories
-from weir.commands.terminal import examples
 
 if TYPE_CHECKING:
     from weir.commands.doctor.backend_rows import BackendRow
     from weir.worker.devices.gpus import HostGpus
-
-HELP = "List the backends, what each can run on this machine, and why not the rest."
-
-EXAMPLES = examples("weir backends", "weir backends --backend-directory=backends --json")
 
 _PLAIN_WIDTH = 10_000
 """Width in columns if the output is not a terminal, so that lines are never wrapped."""

@@ -44,7 +44,7 @@ from weir.commands.serve_roles import (
     sizes_of_streams,
     worker_roles,
 )
-from weir.commands.terminal import examples, one_line
+from weir.commands.terminal import one_line
 from weir.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.errors import StartError
 from weir.options import OPTIONS, UsageError
@@ -66,13 +66,6 @@ from weir.telemetry.log_settings import LogOptions, LogSettings
 from weir.telemetry.logs import configure_logging
 
 logger = logging.getLogger("weir.serve")
-
-HELP = "Serve the models of a folder, a Triton model repository, over HTTP, gRPC and NATS, with a console."
-
-EXAMPLES = examples(
-    "weir serve models",
-    "weir serve models --http-address=0.0.0.0 --model-control-mode=poll",
-)
 
 
 class _Frontend(NamedTuple):

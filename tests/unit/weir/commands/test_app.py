@@ -67,6 +67,29 @@ def test_the_parent_imports_no_array_library_and_no_event_loop() -> None:
     assert ran.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("words", "further"),
+    [("--help", ("pydantic",)), ("--version", ("pydantic",)), ("serve --help", ()), ("status --help", ())],
+    ids=str,
+)
+def test_help_imports_nothing_that_only_a_running_command_needs(words: str, further: tuple[str, ...]) -> None:
+    """typer imports pydantic to parse options of a subcommand."""
+    heavy = ("asyncio", "grpc", "httpx", "msgspec", "nats", "numpy", "obstore", "opentelemetry", "orjson", *further)
+    heavy += ("prometheus_client", "rich", "starlette", "textual", "tritonclient", "uvloop")
+    late = ("serve", "backends", "dead_letters", "doctor.run", "init.making", "perf.run", "push", "status", "top")
+    code = (
+        "import sys, contextlib, io\n"
+        "from weir.commands.app import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    main({words.split()})\n"
+        "print(*sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(ran.stdout.split())
+    assert "weir.commands.app" in modules
+    assert modules & {*heavy, *(f"weir.commands.{name}" for name in late), "weir.supervisor.supervisor"} == set()
+
+
 def test_roles_run_our_packages_whatever_lies_in_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "schemas.py").write_text("raise SystemExit('the wrong schemas')")
     ran = subprocess.run(
