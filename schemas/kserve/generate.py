@@ -129,7 +129,7 @@ class _Reader:
     def _read_input(self, declared: ModelInput, value: Any) -> None:
         name = declared.name
         elements = value if type(value) is list else [value]
-        shape = _filled(declared.name, [*self._batch, *declared.dims], len(elements))
+        shape = filled_shape(declared.name, [*self._batch, *declared.dims], len(elements))
         data = pack_json_data(name, BY_CONFIG_NAME[declared.data_type].name, elements, len(elements))
         if name in self._names:
             raise invalid_request(self._request.id, f"input '{name}' already exists in request")
@@ -137,8 +137,11 @@ class _Reader:
         self._request.inputs.append(Tensor(name, BY_CONFIG_NAME[declared.data_type].name, shape, data))
 
 
-def _filled(name: str, dims: list[int], count: int) -> list[int]:
-    """The shape that `count` elements have in a tensor of `dims`: the innermost variable dimension takes what is left."""
+def filled_shape(name: str, dims: list[int], count: int) -> list[int]:
+    """The shape that `count` elements have in a tensor of `dims`: the innermost variable dimension takes what is left.
+
+    Raises WeirError (INVALID_ARG) where they fill none.
+    """
     shape = dims[::-1]
     for dim in shape:
         if dim != -1:

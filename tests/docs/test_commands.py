@@ -8,6 +8,7 @@ test_first_commands.py runs both. `make test`, `lint`, `bench` and `faults` have
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import socket
 import subprocess
@@ -184,6 +185,16 @@ def test_weir_top(command: str, served: Served) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 gateway, 1 scheduler, 1 worker" in done.stdout
     assert re.search(r"^magika .* ready$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", reply(".venv/bin/weir infer "))
+def test_weir_infer(command: str, served: Served) -> None:
+    done = subprocess.run(in_venv(command), cwd=served.folder, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    if "--json" in command:
+        assert json.loads(done.stdout)["outputs"]
+    else:
+        assert re.match(r"request\n(  .*\n)+response of \w+, version 1, after [\d.]+ ms\n(  .*\n)+", done.stdout)
 
 
 @pytest.mark.parametrize("command", reply(".venv/bin/weir doctor"))

@@ -21,6 +21,7 @@ from weir.bus.naming.permissions import USERS, nats_conf
 from weir.commands import roles as role_commands
 from weir.commands.batch_jobs.batch import batch
 from weir.commands.completion import complete_model
+from weir.commands.infer.command import infer
 from weir.commands.init.command import init
 from weir.commands.option_commands import OptionCommand, command, with_implied_values
 from weir.commands.perf.command import perf
@@ -271,7 +272,7 @@ app = typer.Typer(
     epilog=examples(
         "weir init detector.onnx      # make models/detector from an ONNX file",
         "weir serve models            # serve it, and open http://localhost:8080",
-        "weir status                  # see how it does",
+        "weir infer detector          # send it a request, and print the response",
     ),
 )
 app.command(
@@ -300,6 +301,14 @@ app.command(
         "weir init --template=python --name=greeter",
     ),
 )(init)
+app.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir infer detector",
+        "weir infer translator --input 'TEXT=Guten Tag' --input BEAMS=4",
+        "weir infer detector --data=models/detector/sample.json --json",
+    ),
+)(infer)
 app.command(
     cls=SectionedCommand,
     epilog=examples(

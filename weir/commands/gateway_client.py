@@ -1,11 +1,12 @@
-"""`GatewayClient`: the HTTP client of commands for the JSON APIs of a gateway."""
+"""`GatewayClient`: the HTTP client of commands for the APIs of a gateway."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -14,6 +15,8 @@ import typer
 
 from weir.commands.running_server import DEFAULT_HTTP, data_dir_option, none_found_hint, only_local_server
 from weir.errors import StartError
+
+_EVENT = b"data: "
 
 
 class Unreachable(Exception):
@@ -54,26 +57,55 @@ class GatewayClient:
 
     def request_json(self, method: str, path: str, document: Any = None) -> Any:
         """The JSON value that the server responds with. Raises StartError with the server's reason, or Unreachable."""
+        _, body = self.exchange(method, path, None if document is None else json.dumps(document).encode())
+        return self._json(body)
+
+    def exchange(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[Mapping[str, str], bytes]:
+        """The headers and the body of the response. Raises StartError with the server's reason, or Unreachable."""
+        with self._response(method, path, body, headers or {}) as response:
+            return response.headers, response.read()
+
+    def events(self, path: str, document: Any) -> Iterator[Any]:
+        """The JSON value of each server-sent event of the response to a POST, as they arrive. Raises as `exchange`."""
+        with self._response("POST", path, json.dumps(document).encode(), {}) as response:
+            for line in response:
+                if line.startswith(_EVENT):
+                    yield self._json(line.removeprefix(_EVENT))
+
+    @contextmanager
+    def _response(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[http.client.HTTPResponse]:
+        """A response without an error, as long as it is read."""
         kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self.timeout_s)
-        body = None if document is None else json.dumps(document).encode()
         try:
-            connection.request(method, self._path + path, body, self._headers)
+            connection.request(method, self._path + path, body, {**self._headers, **headers})
             response = connection.getresponse()
-            reply = json.loads(response.read())
+            if response.status >= 400:
+                raise self._error(response.status, response.read())
+            yield response
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"{self.url} is not reachable: {error or type(error).__name__}") from error
-        except ValueError as error:
-            raise self._not_a_gateway() from error
         finally:
             connection.close()
-        if response.status >= 400:
-            if not isinstance(reply, dict):
-                raise self._not_a_gateway()
-            if response.status == 503:
-                raise Unreachable(str(reply.get("error", "unavailable")))
-            raise StartError(str(reply.get("error", f"HTTP status {response.status}")))
-        return reply
+
+    def _error(self, status: int, body: bytes) -> Exception:
+        """The server's reason, which a stream of events has in its first event."""
+        reply = self._json(body.removeprefix(_EVENT))
+        if not isinstance(reply, dict):
+            return self._not_a_gateway()
+        if status == 503:
+            return Unreachable(str(reply.get("error", "unavailable")))
+        return StartError(str(reply.get("error", f"HTTP status {status}")))
+
+    def _json(self, body: bytes) -> Any:
+        try:
+            return json.loads(body)
+        except ValueError as error:
+            raise self._not_a_gateway() from error
 
     def _not_a_gateway(self) -> StartError:
         return StartError(f"the server at {self.url} is not a Weir gateway: unexpected response")
