@@ -61,7 +61,7 @@ $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_w
 		ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
-demo: $(STAMP) $(WEB) ## Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
+demo: $(STAMP) $(WEB) ## Classify files, hear speech and read a picture with real networks, show what batches give, and kill a worker.
 	$(RUN) weir demo
 
 serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002, 8080 and 4222 until Ctrl-C.

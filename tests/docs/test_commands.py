@@ -317,7 +317,7 @@ def becomes_ready(url: str, timeout_s: float = 40.0) -> bool:
     return False
 
 
-def test_the_demo_recognises_files_hears_speech_and_reads_a_picture(tmp_path: Path) -> None:
+def test_the_demo_shows_real_networks_batches_and_a_killed_worker(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "weir", "demo", f"--folder={tmp_path}", "--seconds=0.1"],
         cwd=ROOT,
@@ -333,7 +333,16 @@ def test_the_demo_recognises_files_hears_speech_and_reads_a_picture(tmp_path: Pa
     assert any(row[:2] == ["low", "voice"] and int(row[3].removesuffix("%")) > 90 for row in rows)
     assert any(row[:1] == ["silence"] and row[2] == "0%" for row in rows)
     assert all(line in done.stdout for line in LINES)
-    assert [row[1] for row in rows if row[:1] == ["magika"] and len(row) == 6] == ["1", "8", "32"]
+    for model in ("file_features", "silero_vad"):
+        levels = {row[1]: float(row[2]) for row in rows if row[:1] == [model]}
+        assert list(levels) == ["1", "8", "32"]
+        assert levels["1"] == 1.0 < levels["32"]
+    killed = re.search(
+        r"kill -9 of the worker \(process (\d+)\) with 8 requests to magika in flight: 0 of (\d+) failed\.", done.stdout
+    )
+    assert killed, done.stdout
+    assert int(killed[2]) >= 8
+    assert f"worker (process {killed[1]}) was killed by SIGKILL" in (tmp_path / "server.log").read_text()
 
 
 def test_the_test_file_of_the_python_page(served: Served, tmp_path: Path) -> None:

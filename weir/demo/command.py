@@ -25,9 +25,9 @@ def demo(
     folder: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Where the model repository, the log and the data folder are made.")
     ] = DEMO_FOLDER,
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Length of each measurement.")] = 4.0,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, help="Length of each measurement.")] = 3.5,
 ) -> None:
-    """Classify files, hear speech and read a picture with real networks, and show latency and batch sizes.
+    """Classify files, hear speech and read a picture with real networks, show what batches give, and kill a worker.
 
     Needs the extra 'demo': pip install 'weir-serve[demo]'. Further options are passed on to weir serve.
     """

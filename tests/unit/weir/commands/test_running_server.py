@@ -301,6 +301,7 @@ OF_A_SERVER = {
     "dead replay": ["--all"],
     "dead show": ["1"],
     "history": ["m"],
+    "infer": ["m"],
     "perf": ["m"],
     "push": ["--delete=m"],
     "rollback": ["m"],
