@@ -16,7 +16,7 @@ from pathlib import Path
 import weir.worker.python_stub
 from docs import asyncapi, metrics, openapi
 from docs.bounds import BOUNDS
-from docs.compatibility_rows import ENDPOINTS, METHODS, METRICS, Row, config_fields
+from docs.compatibility_rows import ABSENT, DIFFERENT, ENDPOINTS, METHODS, METRICS, SAME, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from docs.status_page import fields_of, status_advice, status_example, status_fields
 from weir.commands.doctor.checks import CHECKS
@@ -40,6 +40,7 @@ from weir.schemas.wire.observation import (
 )
 
 DOCS = Path(__file__).parent
+_STATES = (SAME, DIFFERENT, ABSENT)
 
 # Modules of the stub import each other as top-level modules, as they do in a model's process.
 sys.path.append(weir.worker.python_stub.__path__[0])
@@ -61,21 +62,36 @@ def serve_options() -> str:
     return "\n\n".join(tables)
 
 
-def options_beside_triton() -> str:
-    """A table of Triton's options: which are the same, which are not and how, which are absent and why."""
+def option_rows() -> list[Row]:
+    """Triton's options: which are the same, which are not and how, which are absent and why."""
     rows = []
     for option in options_of(SERVE).values():
         if option.refused:
-            kind, how = "absent", f"Refused: {option.refused}."
+            state, how = ABSENT, f"Refused: {option.refused}."
         elif option.ineffective:
-            kind, how = "absent", f"Accepted without effect: {option.ineffective}."
+            state, how = ABSENT, f"Accepted without effect: {option.ineffective}."
         elif option.differs:
-            kind, how = "different", option.differs
+            state, how = DIFFERENT, option.differs
         else:
-            kind, how = "same", ""
+            state, how = SAME, ""
         if not option.ours:
-            rows.append((", ".join(f"`{name}`" for name in option.names), kind, how))
-    return _table(("option", "state", "how, or why not"), rows)
+            rows.append(Row("`, `".join(option.names), state, how))
+    return rows
+
+
+def compatibility_counts() -> str:
+    """How many rows of each generated table of `compatibility.md` are the same, different and absent."""
+    tables = {
+        "HTTP endpoints": ENDPOINTS,
+        "gRPC methods": METHODS,
+        "fields of `config.pbtxt`": config_fields(),
+        "metrics": METRICS,
+        "options": option_rows(),
+    }
+    return _table(
+        ("of Triton's", *_STATES),
+        ((name, *(str(sum(row.state == state for row in rows)) for state in _STATES)) for name, rows in tables.items()),
+    )
 
 
 def _default(option: Option) -> str:
@@ -195,11 +211,12 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "perf.md": {"perf fields": partial(fields_of, PerfReport)},
     "schedulers.md": {scenario.name: partial(part_of, scenario) for scenario in SCENARIOS},
     "compatibility.md": {
+        "counts": compatibility_counts,
         "endpoints": _rows(ENDPOINTS, "endpoint"),
         "methods": _rows(METHODS, "method"),
         "configuration fields": _rows(config_fields(), "field"),
         "metrics": _rows(METRICS, "metric"),
-        "options": options_beside_triton,
+        "options": _rows(option_rows(), "option"),
     },
 }
 """Generated parts by page and marker."""

@@ -16,7 +16,7 @@ _LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
 def on_files(files: Files, config: Any) -> Files:
     """Adds README.md as index.md, with its links relative to docs/."""
     readme = (ROOT / "README.md").read_text()
-    files.append(File.generated(config, "index.md", content=_LINK.sub(_from_docs, readme)))
+    files.append(File.generated(config, "index.md", content=with_relative_links(readme, config["repo_url"])))
     return files
 
 
@@ -34,6 +34,13 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     return _LINK.sub(to_repository, markdown)
 
 
-def _from_docs(match: re.Match[str]) -> str:
-    path = match[1].removeprefix("docs/") if match[1].startswith("docs/") else f"../{match[1]}"
-    return f"]({path}{match[2] or ''})"
+def with_relative_links(readme: str, repository: str) -> str:
+    """The README as a page of docs/. Its links are absolute, because PyPI shows it too; pictures have another host."""
+    raw = repository.replace("//github.com/", "//raw.githubusercontent.com/")
+    of_tree = re.compile(rf"\]\((?:{re.escape(repository)}/(?:blob|tree)|{re.escape(raw)})/main/([^)\s]+)\)")
+
+    def from_docs(match: re.Match[str]) -> str:
+        path = match[1]
+        return f"]({path.removeprefix('docs/') if path.startswith('docs/') else f'../{path}'})"
+
+    return of_tree.sub(from_docs, readme)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.docs.pages import REPOSITORIES, ROOT, Block, all_blocks, commands
+from tests.support.docs.pages import OWN_MODEL, REPOSITORIES, ROOT, Block, all_blocks, commands
 from tests.support.servers.demo import DOCUMENTED_PORTS, DRAWN_PORTS, Served, environment, in_venv
 from weir.demo.command import DEMO_FOLDER
 from weir.demo.pictures import LINES
@@ -59,7 +59,9 @@ def reply(kind: str) -> list[str]:
     return [
         command
         for page, command in commands()
-        if command.startswith(kind) and not command.startswith(OF_EVENTS) and page not in (THREE_HOSTS, REPOSITORIES)
+        if command.startswith(kind)
+        and not command.startswith((*OF_EVENTS, *OWN_MODEL))
+        and page not in (THREE_HOSTS, REPOSITORIES)
     ]
 
 
@@ -76,6 +78,7 @@ def test_every_command_is_of_a_kind_that_is_tested() -> None:
         PERF_ANALYZER,
         INSTALLATION,
         *OF_EVENTS,
+        *OWN_MODEL,
     )
     assert [line for page, line in commands() if page != REPOSITORIES and not line.startswith(kinds)] == []
     assert set(reply("make ")) == RECIPES.keys()
@@ -346,7 +349,7 @@ def test_the_demo_shows_real_networks_batches_and_a_killed_worker(tmp_path: Path
 
 
 def test_the_test_file_of_the_python_page(served: Served, tmp_path: Path) -> None:
-    (test,) = (block.text for block in all_blocks() if block.language == "py")
+    (test,) = (block.text for block in all_blocks() if (block.page, block.language) == ("docs/python.md", "py"))
     (configuration,) = (block.text for block in all_blocks() if block.language == "toml")
     (tmp_path / "models").symlink_to(served.folder / ".weir" / "demo" / "models")
     (tmp_path / "pyproject.toml").write_text(configuration)

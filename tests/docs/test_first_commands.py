@@ -1,4 +1,4 @@
-"""Every command of the README works in a fresh clone, from the first to the last, without an installed Weir.
+"""Every command of the README, and of docs/first-hour.md, works in a fresh clone, without an installed Weir.
 
 `make test` would run this test again: of it the installation runs here, and `.ci/run` the rest, in a fresh clone too.
 """
@@ -15,10 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.docs.pages import ROOT, all_blocks, commands
+from tests.support.docs.first_hour import TEMPLATE, scripts, write_programs
+from tests.support.docs.pages import OWN_MODEL, ROOT, all_blocks, commands
 from tests.support.interrupts import accept_interrupts
 
 PAGE = "README.md"
+TOUR = "docs/tour.md"
+WRITE_MODEL = 'import onnx; from tests.support.models.onnx_files import graph; onnx.save(graph(), "my.onnx")'
 LISTENING = "Files to try"
 """In the last line that `make serve` prints."""
 
@@ -74,17 +77,34 @@ def test_every_command_of_the_page(tmp_path: Path) -> None:
     hour.run("make .venv/.installed-for-tests")
     with hour.running("make serve", LISTENING):
         for line in lines[3:]:
-            if line.startswith(("curl", ".venv/bin/weir status")):
+            if line.startswith(("curl", ".venv/bin/weir status")) and not line.startswith(OWN_MODEL):
                 hour.run(line)
-        (program,) = [block.text for block in all_blocks() if block.page == PAGE and block.language == "python"]
+        (program,) = [block.text for block in all_blocks() if block.page == TOUR and block.language == "python"]
         (hour.folder / "program.py").write_text(program)
         assert ":sql" in hour.run(".venv/bin/python program.py")
     (installation,) = [line for line in lines if line.startswith("pip install")]
     hour.run(f"{installation} --quiet --disable-pip-version-check")
     assert hour.run("cd / && weir --version").startswith("weir ")
-    (serve,) = [line for line in lines if ".venv/bin/weir serve" in line]
-    for command in (serve, serve.replace(".venv/bin/weir", "weir")):
-        with hour.running(command, "READY"):
-            pass
-    known = {"make", "curl", ".venv/bin/weir", "pip"}
+    init, serve, curl = [line for line in lines if line.startswith(OWN_MODEL)]
+    hour.run(f".venv/bin/python -c '{WRITE_MODEL}'")
+    hour.run(init)
+    with hour.running(serve, "READY"):
+        assert '"outputs"' in hour.run(curl)
+    known = {"make", "curl", ".venv/bin/weir", "pip", "weir"}
     assert {line.split()[0] for line in lines} <= known, "each kind of command is run above"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_command_of_the_first_hour(tmp_path: Path) -> None:
+    hour = FirstHour(tmp_path)
+    install, _, serve, rest = scripts()
+    hour.run(f"set -e\n{install}")
+    write_programs(hour.folder)
+    active = ". env/bin/activate && "
+    # The environment of the page has no package that writes ONNX files.
+    hour.run(f"{active}{TEMPLATE}")
+    with hour.running(f"{hour.folder}/env/bin/{serve}", "READY"):
+        printed = hour.run(f"set -e\n{active}true\n{rest}")
+    assert "on disk in stream QUEUE\nsucceeded " in printed
+    assert "healthy: " in printed

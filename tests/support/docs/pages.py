@@ -25,6 +25,12 @@ REPOSITORIES = "docs/repositories.md"
 INIT = "docs/init.md"
 """Its commands need files of models: test_init.py runs them."""
 
+FIRST_HOUR = "docs/first-hour.md"
+"""Its commands build on each other: test_first_hour.py runs them."""
+
+OWN_MODEL = ("weir ", "curl -s http://localhost:8000/v2/models/my/")
+"""Commands of the README for a model of one's own, which are among those of FIRST_HOUR."""
+
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +56,7 @@ def commands() -> list[tuple[str, str]]:
     return [
         (block.page, line)
         for block in blocks("sh")
-        if block.page not in (EVENTS, INIT, *MANAGED_SERVICES)
+        if block.page not in (EVENTS, FIRST_HOUR, INIT, *MANAGED_SERVICES)
         for line in block.text.splitlines()
         if line.strip()
     ]
