@@ -1,4 +1,6 @@
-"""Hooks of the documentation site: README.md is its home page, and links out of docs/ lead to the repository."""
+"""Hooks of the documentation site: README.md is its home page, links out of docs/ lead to the repository, and its logo and
+colours are those of the console.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,18 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+LOGO = "assets/weir.svg"
+COLOURS = "assets/colours.css"
+_WEB = ROOT / "weir" / "console" / "web"
 _LINK = re.compile(r"\]\(([^)#:\s]+)(#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds README.md as index.md, with its links relative to docs/."""
+    """Adds README.md as index.md, with its links relative to docs/, and the console's logo and colours."""
     readme = (ROOT / "README.md").read_text()
     files.append(File.generated(config, "index.md", content=with_relative_links(readme, config["repo_url"])))
+    files.append(File.generated(config, LOGO, content=(_WEB / "weir.svg").read_text()))
+    files.append(File.generated(config, COLOURS, content=site_colours()))
     return files
 
 
@@ -44,3 +51,9 @@ def with_relative_links(readme: str, repository: str) -> str:
         return f"]({path.removeprefix('docs/') if path.startswith('docs/') else f'../{path}'})"
 
     return of_tree.sub(from_docs, readme)
+
+
+def site_colours() -> str:
+    """The console's colours under its own names, where the theme of the site is dark too."""
+    colours = (_WEB / "styles" / "colours.css").read_text()
+    return colours.replace(':root[data-theme="dark"]', '[data-md-color-scheme="slate"]')
