@@ -15,7 +15,7 @@ from types import UnionType
 from pydantic import BaseModel
 from rich.console import Console
 
-from weir.cluster.status.snapshot import ADVICE, ClusterStatus
+from weir.cluster.status.snapshot import ADVICE, LEVELS, ClusterStatus
 from weir.commands.status.display import WIDTH, print_status
 
 EXAMPLE = Path(__file__).parent / "status_example.json"
@@ -31,9 +31,9 @@ def status_example() -> str:
 
 
 def status_advice() -> str:
-    """A table of the kinds of problems, with what to do."""
-    rows = [f"| {kind} | {advice} |" for kind, advice in ADVICE.items()]
-    return "\n".join(["| kind | what to do |", "|---|---|", *rows])
+    """A table of the kinds of problems, with how grave they are and what to do."""
+    rows = [f"| {kind} | {LEVELS[kind]} | {advice} |" for kind, advice in ADVICE.items()]
+    return "\n".join(["| kind | level | what to do |", "|---|---|---|", *rows])
 
 
 def status_fields() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir.cluster.rates import Key, Rates
+from weir.cluster.status.findings import findings_of
 from weir.cluster.status.snapshot import (
     ClusterStatus,
     Lane,
@@ -91,9 +92,9 @@ def _status() -> ClusterStatus:
         )
         for role, number in (("gateway", 1), ("gateway", 2), ("scheduler", 7), ("worker", 10), ("worker", 11))
     ]  # fmt: skip
-    problem = Problem(
-        level="warning", kind="queue waits", about="recognise_text", text="40 requests wait for an instance"
-    )
+    text = "the oldest of 40 waiting live requests of 'recognise_text' has waited for 12 s"
+    problem = Problem(level="warning", kind="queue waits", about="recognise_text", text=text)
     return ClusterStatus(
-        taken_ms=1, state="degraded", problems=[problem], roles=roles, models=models, queues=[queue]
+        taken_ms=1, state="degraded", problems=[problem], findings=findings_of([problem]), roles=roles, models=models,
+        queues=[queue],
     )  # fmt: skip

@@ -73,7 +73,7 @@ def status(
         ),
     ] = False,
 ) -> None:
-    """Show the state of the cluster. Exit status: 0 healthy, 1 there are warnings, 2 broker unreachable."""
+    """Show the state of the cluster. Exit status: 0 healthy, 1 warnings, 2 broker unreachable, 3 down."""
     if nats_url:
         typer.echo(broker.url_for_clients())
         return

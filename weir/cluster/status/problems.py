@@ -1,15 +1,26 @@
-"""`problems_of`: derives problems from a `ClusterStatus`.
+"""`problems_of`: derives problems from a `ClusterStatus`; `state_of`: what state they put the cluster into.
 
-A warning needs an operator. A note describes a temporary or configured condition.
+With a problem of level "down" no request is answered. A warning needs an operator. A note describes a temporary or
+configured condition. `weir status`, `weir top` and the console show what is found here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
 
-from weir.cluster.status.snapshot import ADVICE, Broker, ClusterStatus, Kind, Lane, ModelStatus, Problem
+from weir.cluster.status.snapshot import (
+    ADVICE,
+    LEVELS,
+    Broker,
+    ClusterStatus,
+    Kind,
+    Lane,
+    Level,
+    ModelStatus,
+    Problem,
+    State,
+)
 from weir.schemas.wire.registry import UNLOADED, ModelState
 
 FULL = 0.8
@@ -24,12 +35,15 @@ BUSY, PRESSING_S = 0.95, 1.0
 _COMMAND = re.compile(r"\bweir dead \w+")
 """The commands in pieces of advice that act on a server."""
 
+GRAVEST_FIRST: tuple[Level, ...] = ("down", "warning", "note")
+
+_STATES: dict[Level, State] = {"down": "down", "warning": "degraded", "note": "healthy"}
 _REJECTING = ("LIVE", "QUEUE")
 _SHOWN_REASONS = 2
 
 
 def problems_of(status: ClusterStatus, option: str = "") -> list[Problem]:
-    """All problems of the cluster, warnings first.
+    """All problems of the cluster, the gravest first.
 
     `option` is added to commands in their advice, so that these act on the same server: " --data-dir FOLDER".
     """
@@ -47,31 +61,33 @@ def problems_of(status: ClusterStatus, option: str = "") -> list[Problem]:
         *_leaving(status),
     ]
     advised = (problem.model_copy(update={"advice": _advice(problem.kind, option)}) for problem in found)
-    return sorted(advised, key=lambda problem: problem.level != "warning")
+    return sorted(advised, key=lambda problem: GRAVEST_FIRST.index(problem.level))
 
 
 def _advice(kind: Kind, option: str) -> str:
     return _COMMAND.sub(lambda command: command[0] + option, ADVICE[kind])
 
 
-def _warning(kind: Kind, about: str, text: str) -> Problem:
-    return Problem(level="warning", kind=kind, about=about, text=text)
+def state_of(problems: Iterable[Problem]) -> State:
+    """The state of a cluster, whose broker replies, with these problems."""
+    levels = {problem.level for problem in problems}
+    return next((_STATES[level] for level in GRAVEST_FIRST if level in levels), "healthy")
 
 
-def _note(kind: Kind, about: str, text: str) -> Problem:
-    return Problem(level="note", kind=kind, about=about, text=text)
+def _problem(kind: Kind, about: str, text: str, level: Level | None = None) -> Problem:
+    return Problem(level=level or LEVELS[kind], kind=kind, about=about, text=text)
 
 
 def _missing_roles(status: ClusterStatus) -> Iterator[Problem]:
     there = {role.role for role in status.roles if role.state != "silent"}
     if "gateway" not in there:
-        yield _warning("no gateway", "", "no gateway is running: clients can't connect")
+        yield _problem("no gateway", "", "no gateway replies: clients can't connect")
     if "scheduler" not in there:
-        yield _warning("no scheduler", "", "no scheduler is running: requests wait")
+        yield _problem("no scheduler", "", "no scheduler replies: requests wait")
     if "worker" not in there and status.models and all(model.scaled_to_zero for model in status.models):
-        yield _note("no worker", "", "no worker is running: all models are scaled to zero")
+        yield _problem("no worker", "", "no worker replies: all models are scaled to zero", "note")
     elif "worker" not in there:
-        yield _warning("no worker", "", "no worker is running: no model can be executed")
+        yield _problem("no worker", "", "no worker replies: no model can be executed")
 
 
 def _silent(status: ClusterStatus) -> Iterator[Problem]:
@@ -79,20 +95,20 @@ def _silent(status: ClusterStatus) -> Iterator[Problem]:
         if role.state == "silent":
             place = f"process {role.pid} on {role.host_name or f'host {role.host}'}"
             text = f"{role.role} {role.id} ({place}) does not reply: it is dead, suspended or disconnected"
-            yield _warning("silent process", role.id, text)
+            yield _problem("silent process", role.id, text)
 
 
 def _repositories(status: ClusterStatus) -> Iterator[Problem]:
     for role in status.roles:
         if role.state != "silent":
             for reason in role.unreadable:
-                yield _warning("repository unreadable", role.id, f"{role.role} {role.id}: {reason}")
+                yield _problem("repository unreadable", role.id, f"{role.role} {role.id}: {reason}")
 
 
 def _leaving(status: ClusterStatus) -> Iterator[Problem]:
     for role in status.roles:
         if role.state in ("leaving", "draining"):
-            yield _note("leaving", role.id, f"{role.role} {role.id} is {role.state}")
+            yield _problem("leaving", role.id, f"{role.role} {role.id} is {role.state}")
 
 
 def _models(status: ClusterStatus) -> Iterator[Problem]:
@@ -116,19 +132,19 @@ def _model(model: ModelStatus, waiting: int) -> Iterator[Problem]:
         shown = "; ".join(bad[:_SHOWN_REASONS])
         more = f" (and {len(bad) - _SHOWN_REASONS} more reasons)" if len(bad) > _SHOWN_REASONS else ""
         where = "" if model.workers else " on any worker"
-        yield _warning("model fails", model.name, f"model {name} fails{where}: {shown}{more}")
+        yield _problem("model fails", model.name, f"model {name} fails{where}: {shown}{more}")
     elif model.rejected:
         text = f"model {name} still serves the version loaded before: its changed files can't be loaded: "
-        yield _warning("change rejected", model.name, text + "; ".join(model.rejected[:_SHOWN_REASONS]))
+        yield _problem("change rejected", model.name, text + "; ".join(model.rejected[:_SHOWN_REASONS]))
     elif model.scaled_to_zero:
         what = f": {_requests(waiting)}" if waiting else ""
-        yield _note("scaled to zero", model.name, f"model {name} is scaled to zero{what}")
+        yield _problem("scaled to zero", model.name, f"model {name} is scaled to zero{what}")
     elif not model.workers:
         is_loading = any(version.state == ModelState.LOADING for version in model.versions)
         was_unloaded = reasons == {UNLOADED}
         if not is_loading and (waiting or not was_unloaded):
             what = _requests(waiting) if waiting else "it was served before"
-            yield _warning("model without worker", model.name, f"model {name} has no worker: {what}")
+            yield _problem("model without worker", model.name, f"model {name} has no worker: {what}")
 
 
 def _traffic(status: ClusterStatus) -> Iterator[Problem]:
@@ -138,7 +154,7 @@ def _traffic(status: ClusterStatus) -> Iterator[Problem]:
             versions = f"version {away[0]} is" if len(away) == 1 else f"versions {', '.join(away)} are"
             name = _named(model.name, model.namespace)
             text = f"{versions} not ready in the traffic rule of model {name}: the other versions get its share"
-            yield _warning("split version not ready", model.name, text)
+            yield _problem("split version not ready", model.name, text)
 
 
 def _queues(status: ClusterStatus) -> Iterator[Problem]:
@@ -147,14 +163,14 @@ def _queues(status: ClusterStatus) -> Iterator[Problem]:
         name += f", partition {queue.partition}" if queue.partition else ""
         if not queue.claims:
             waits = f": {queue.frames} messages wait in it" if queue.frames else ""
-            yield _warning("queue without owner", queue.model, f"no scheduler owns the queue of {name}{waits}")
+            yield _problem("queue without owner", queue.model, f"no scheduler owns the queue of {name}{waits}")
         elif len(queue.claims) > 1:
             text = f"{len(queue.claims)} schedulers claim the queue of {name}: {', '.join(queue.claims)}"
-            yield _warning("queue with two owners", queue.model, text)
+            yield _problem("queue with two owners", queue.model, text)
         live = queue.lanes.get("live")
         if live is not None and live.oldest_s > OLD_S:
             text = f"the oldest of {live.depth} waiting live requests of {name} has waited for {live.oldest_s:.0f} s"
-            yield _warning("queue waits", queue.model, text)
+            yield _problem("queue waits", queue.model, text)
 
 
 def _overloaded(status: ClusterStatus) -> Iterator[Problem]:
@@ -174,39 +190,38 @@ def _overloaded(status: ClusterStatus) -> Iterator[Problem]:
         )
         if model.desired_workers is not None and model.desired_workers > len(model.workers):
             text += f"; {len(model.workers)} of the {model.desired_workers} workers needed for its load serve it"
-        yield _warning("overloaded", model.name, text)
+        yield _problem("overloaded", model.name, text)
 
 
 def _broker(status: ClusterStatus, broker: Broker) -> Iterator[Problem]:
     for name in broker.stalled:
         text = f"stream {name} stores nothing: the disk of the NATS server may be full or failing; see its log"
-        yield _warning("stream stores nothing", name, text)
+        yield _problem("stream stores nothing", name, text)
     for stream in broker.streams:
         refuses = stream.name.partition("_")[0] in _REJECTING
         if refuses and stream.max_bytes > 0 and stream.bytes > FULL * stream.max_bytes:
             share = stream.bytes / stream.max_bytes
             text = f"stream {stream.name} is {share:.0%} full: once full it rejects messages"
-            yield _warning("stream nearly full", stream.name, text)
+            yield _problem("stream nearly full", stream.name, text)
         if broker.cluster and not stream.leader:
-            yield _warning(
+            yield _problem(
                 "stream without leader", stream.name, f"stream {stream.name} has no leader: it accepts no messages"
             )
     states = {server.name: server.state for server in broker.servers}
     for name, state in states.items():
         if state in ("offline", "behind"):
-            level: Literal["warning", "note"] = "warning" if state == "offline" else "note"
             of = sum(name in stream.behind for stream in broker.streams)
             text = f"nats-server {name} is {state}, with its replicas of {of} streams"
-            yield Problem(level=level, kind="replica behind", about=name, text=text)
+            yield _problem("replica behind", name, text, None if state == "offline" else "note")
     if any(role.role == "gateway" for role in status.roles):
         if broker.durability == "no":
             text = "the NATS server acknowledges before it syncs to disk: a power loss may lose durable requests"
-            yield _warning("not synced", broker.url, text)
+            yield _problem("not synced", broker.url, text)
         elif broker.durability == "unknown":
             text = (
                 "Weir can't determine whether the NATS server syncs to disk before it acknowledges: see --nats-monitor"
             )
-            yield _note("sync unknown", broker.url, text)
+            yield _problem("sync unknown", broker.url, text)
 
 
 def _releases(status: ClusterStatus) -> Iterator[Problem]:
@@ -216,13 +231,13 @@ def _releases(status: ClusterStatus) -> Iterator[Problem]:
             by_release[role.release] = by_release.get(role.release, 0) + 1
     if len(by_release) > 1:
         counts = ", ".join(f"{count} of {release or 'a checkout'}" for release, count in sorted(by_release.items()))
-        yield _warning("releases differ", "", f"processes run different releases: {counts}")
+        yield _problem("releases differ", "", f"processes run different releases: {counts}")
 
 
 def _dead(status: ClusterStatus) -> Iterator[Problem]:
     for dead in status.dead:
         what = "1 dead letter" if dead.letters == 1 else f"{dead.letters} dead letters"
-        yield _warning("dead letters", dead.model, f"{what} of {_named(dead.model, dead.namespace)}")
+        yield _problem("dead letters", dead.model, f"{what} of {_named(dead.model, dead.namespace)}")
 
 
 def _requests(count: int) -> str:

@@ -14,7 +14,8 @@ from weir.schemas.wire.registry import Role
 
 SCHEMA_VERSION: Literal[1] = 1
 
-State = Literal["healthy", "degraded", "unreachable"]
+State = Literal["healthy", "degraded", "down", "unreachable"]
+Level = Literal["down", "warning", "note"]
 RoleState = Literal["up", "draining", "leaving", "silent"]
 Kind = Literal[
     "no gateway",
@@ -49,6 +50,35 @@ class Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+LEVELS: dict[Kind, Level] = {
+    "no gateway": "down",
+    "no scheduler": "down",
+    "no worker": "down",
+    "silent process": "warning",
+    "leaving": "note",
+    "model without worker": "warning",
+    "scaled to zero": "note",
+    "overloaded": "warning",
+    "repository unreadable": "warning",
+    "model fails": "warning",
+    "split version not ready": "warning",
+    "change rejected": "warning",
+    "queue without owner": "warning",
+    "queue with two owners": "warning",
+    "queue waits": "warning",
+    "releases differ": "warning",
+    "stream stores nothing": "warning",
+    "stream nearly full": "warning",
+    "stream without leader": "warning",
+    "replica behind": "warning",
+    "not synced": "warning",
+    "sync unknown": "note",
+    "dead letters": "note",
+}
+"""How grave a problem is, by its kind. Two kinds are a note where nothing is lost: *no worker* while all models are scaled
+to zero, and *replica behind* of a server that is present.
+"""
+
 ADVICE: dict[Kind, str] = {
     "no gateway": "start a gateway",
     "no scheduler": "start a scheduler",
@@ -81,13 +111,25 @@ ADVICE: dict[Kind, str] = {
 class Problem(Part):
     """A condition that may need attention."""
 
-    level: Literal["warning", "note"] = Field(
-        description="`warning`: an operator should act, and the state is `degraded`; `note`: information"
+    level: Level = Field(
+        description="`down`: no request is answered, and the state is `down`; `warning`: an operator should act, and the "
+        "state is `degraded`; `note`: information"
     )
     kind: Kind = Field(description="the type of the problem")
     about: str = Field(description="the model, process or stream concerned")
     text: str = Field(description="description in one sentence")
     advice: str = Field(default="", description="what to do about it")
+
+
+class Finding(Part):
+    """A problem, or several alike ones in one line."""
+
+    level: Level = Field(description="as in `problems`")
+    kind: Kind = Field(description="as in `problems`")
+    about: list[str] = Field(description="the models, processes or streams concerned")
+    text: str = Field(description="description in one sentence: of several alike problems their number and some names")
+    advice: str = Field(default="", description="what to do about it")
+    texts: list[str] = Field(default=[], description="the texts of the problems, if there are several")
 
 
 class Server(Part):
@@ -255,9 +297,13 @@ class ClusterStatus(Part):
 
     schema_version: Literal[1] = Field(default=SCHEMA_VERSION, description="version of this format")
     taken_ms: int = Field(description="time of the collection (unix time in ms)")
-    state: State = Field(description="`degraded`: there is a warning; `unreachable`: the broker does not reply")
+    state: State = Field(
+        description="`degraded`: there is a warning; `down`: no request is answered; `unreachable`: the broker does not "
+        "reply"
+    )
     error: str = Field(default="", description="why the broker is unreachable")
-    problems: list[Problem] = Field(default=[], description="problems, warnings first")
+    problems: list[Problem] = Field(default=[], description="problems, the gravest first")
+    findings: list[Finding] = Field(default=[], description="the problems, with alike ones in one line")
     broker: Broker | None = Field(default=None, description="null if it is unreachable")
     hosts: list[Host] = Field(default=[], description="hosts of the processes that replied")
     roles: list[RoleStatus] = Field(default=[], description="processes, by host and role")

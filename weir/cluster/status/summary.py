@@ -14,7 +14,8 @@ from weir.bus.naming import subjects
 from weir.bus.naming.durable_subjects import QUEUE_STREAM
 from weir.calls.traffic.counters import TrafficCounters
 from weir.calls.traffic.split import TrafficSplit
-from weir.cluster.status.problems import problems_of
+from weir.cluster.status.findings import findings_of
+from weir.cluster.status.problems import problems_of, state_of
 from weir.cluster.status.snapshot import (
     Broker,
     ClusterStatus,
@@ -94,8 +95,8 @@ def summarise(facts: ClusterFacts, option: str = "") -> ClusterStatus:
         ],
     )
     problems = problems_of(status, option)
-    is_degraded = any(problem.level == "warning" for problem in problems)
-    return status.model_copy(update={"problems": problems, "state": "degraded" if is_degraded else "healthy"})
+    found = {"problems": problems, "findings": findings_of(problems), "state": state_of(problems)}
+    return status.model_copy(update=found)
 
 
 def _broker(facts: ClusterFacts) -> Broker:

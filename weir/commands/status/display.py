@@ -6,7 +6,6 @@ The output fits 100 columns, and is plain text if the standard output is not a t
 from __future__ import annotations
 
 import datetime
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
@@ -15,14 +14,21 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.cluster.status.problems import BUSY
-from weir.cluster.status.snapshot import Broker, ClusterStatus, Host, ModelStatus, Problem, QueueStatus, RoleStatus
+from weir.cluster.status.snapshot import (
+    Broker,
+    ClusterStatus,
+    Finding,
+    Host,
+    Level,
+    ModelStatus,
+    Problem,
+    QueueStatus,
+    RoleStatus,
+)
 from weir.commands.terminal import one_line
 
 WIDTH = 100
 """Width in columns if the output is not a terminal."""
-
-SHOWN_PER_KIND = 3
-"""Number of problems of one kind shown without `--all`."""
 
 MAX_REASON_LENGTH = 320
 """Length in characters at which a problem or reason is cut without `--all`; JSON has the full text."""
@@ -36,13 +42,16 @@ _FIRST_EPOCH_MS = 1_000_000_000_000
 _STYLES = {
     "healthy": "bold green",
     "degraded": "bold yellow",
+    "down": "bold red",
     "unreachable": "bold red",
     "up": "green",
     "READY": "green",
-    "warning": "yellow",
     "silent": "red",
     "UNAVAILABLE": "red",
 }
+
+
+_LEVEL_STYLES: dict[Level, str] = {"down": "bold red", "warning": "yellow", "note": "dim"}
 
 
 def print_status(status: ClusterStatus, console: Console | None = None, shows_all: bool = False) -> None:
@@ -74,7 +83,7 @@ def _parts(status: ClusterStatus, rows: int | None) -> Iterator[RenderableType]:
         yield Text(status.error)
     if status.problems:
         yield Text()
-        yield from _problems(status.problems, shows_all=rows is None)
+        yield from _problems(status, shows_all=rows is None)
     if status.broker is None:
         return
     yield Text()
@@ -121,21 +130,15 @@ def _used(hosts: Sequence[Host]) -> str:
     return f"; instances {busy / instances:.0%} busy" if instances else ""
 
 
-def _problems(problems: Sequence[Problem], shows_all: bool) -> Iterator[RenderableType]:
-    """One line per problem; without `shows_all` at most `SHOWN_PER_KIND` of a kind, and long texts are cut."""
-    alike = len(problems) if shows_all else SHOWN_PER_KIND
-    shown: Counter[str] = Counter()
-    of_kind = Counter(problem.kind for problem in problems)
-    for problem in problems:
-        shown[problem.kind] += 1
-        if shown[problem.kind] <= alike:
-            mark = "!" if problem.level == "warning" else "-"
-            line = Table.grid(padding=(0, 1, 0, 0))
-            text = problem.text if shows_all else _cut_text(problem.text)
-            line.add_row(Text(mark, style=_STYLES.get(problem.level, "dim")), one_line(text))
-            yield line
-        elif shown[problem.kind] == of_kind[problem.kind]:
-            yield Text(f"  and {of_kind[problem.kind] - alike} more of this kind: see --all")
+def _problems(status: ClusterStatus, shows_all: bool) -> Iterator[RenderableType]:
+    """One line for each finding, with long texts cut; with `shows_all` one for each problem."""
+    shown: Sequence[Problem | Finding] = status.problems if shows_all else status.findings
+    for problem in shown:
+        line = Table.grid(padding=(0, 1, 0, 0))
+        text = problem.text if shows_all else _cut_text(problem.text)
+        style = _LEVEL_STYLES[problem.level]
+        line.add_row(Text("-" if problem.level == "note" else "!", style=style), one_line(text))
+        yield line
 
 
 def _broker(broker: Broker, shows_all: bool) -> Iterator[RenderableType]:

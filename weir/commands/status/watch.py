@@ -18,7 +18,7 @@ from weir.cluster.status.summary import summarise
 from weir.commands.running_server import BrokerTarget, unwrap_exception_groups
 from weir.commands.status.display import own_console, print_status, rendered
 
-HEALTHY, DEGRADED, UNREACHABLE = 0, 1, 2
+HEALTHY, DEGRADED, UNREACHABLE, DOWN = 0, 1, 2, 3
 """Exit statuses."""
 
 _CONNECT_TIMEOUT_S = 3.0
@@ -54,7 +54,7 @@ def watch(broker: BrokerTarget, every_s: float, as_json: bool, shows_all: bool) 
 
 def exit_status(status: ClusterStatus) -> int:
     """The exit status for the state of the cluster."""
-    return {"healthy": HEALTHY, "degraded": DEGRADED, "unreachable": UNREACHABLE}[status.state]
+    return {"healthy": HEALTHY, "degraded": DEGRADED, "unreachable": UNREACHABLE, "down": DOWN}[status.state]
 
 
 async def collect_status(broker: BrokerTarget) -> ClusterStatus:

@@ -39,7 +39,7 @@ HISTORY_S = 120
 """How much of a model's past its lines show."""
 
 _STATES = {"ready": "green", "partly": "yellow", "loads": "yellow", "down": "red", "zero": "dim"}
-_LEVELS = {"healthy": "bold green", "degraded": "bold yellow", "unreachable": "bold red"}
+_LEVELS = {"healthy": "bold green", "degraded": "bold yellow", "down": "bold red", "unreachable": "bold red"}
 _BUSY = 0.9
 
 

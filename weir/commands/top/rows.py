@@ -148,19 +148,15 @@ def filter_rows(rows: Iterable[ModelRow], text: str) -> list[ModelRow]:
 
 
 def problems_text(status: ClusterStatus | None, width: int) -> list[str]:
-    """A line with the state and the number of problems, and one with the first of them, each of at most `width`."""
+    """A line with the state and the number of findings, and one with the gravest of them, each of at most `width`."""
     if status is None:
         return ["collecting the state of the cluster…"]
     if status.state == "unreachable":
         return [_cut(one_line(f"unreachable: {status.error}"), width)]
-    warnings = [problem for problem in status.problems if problem.level == "warning"]
-    shown = warnings or [problem for problem in status.problems if problem.kind != "not synced"]
-    lines = [
-        f"{status.state}: {_count(len(warnings), 'warning')}, {_count(len(status.problems) - len(warnings), 'note')}"
-    ]
-    if shown:
-        text = f"{shown[0].about}: {shown[0].text}" if shown[0].about else shown[0].text
-        lines.append(_cut(one_line(text), width))
+    notes = sum(finding.level == "note" for finding in status.findings)
+    lines = [f"{status.state}: {_count(len(status.findings) - notes, 'warning')}, {_count(notes, 'note')}"]
+    if status.findings:
+        lines.append(_cut(one_line(status.findings[0].text), width))
     return lines
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import structs
 from rich.console import Console
 
@@ -15,6 +16,7 @@ from weir.bus.kv.registry import WorkerView
 from weir.cluster.status.snapshot import ClusterStatus
 from weir.cluster.status.summary import ClusterFacts, summarise
 from weir.commands.status.display import WIDTH, print_status
+from weir.commands.status.watch import exit_status
 from weir.schemas.wire.registry import Heartbeat, ModelRecord, ModelState, RoleRecord, VersionRecord, WorkerRecord
 from weir.schemas.wire.statistics import LoadCounters, SchedulerCounters, WorkerLoadCounters
 
@@ -107,7 +109,8 @@ def test_a_healthy_cluster_has_no_problems() -> None:
 
 def test_who_does_not_answer_is_silent_and_its_models_are_not_ready() -> None:
     status = summarise(replace(HEALTHY, replied=HEALTHY.replied[:2], silent=HEALTHY.replied[2:]))
-    assert status.state == "degraded"
+    assert (status.state, exit_status(status)) == ("down", 3)
+    assert kinds(status)[0] == "no worker"
     assert kinds(status).count("silent process") == 2
     assert kinds(status).count("model without worker") == 2
     assert "no worker" in kinds(status)
@@ -210,11 +213,47 @@ def test_the_broker_s_troubles() -> None:
     ]
 
 
-def test_releases_old_requests_and_dead_letters_are_warned_of() -> None:
+def test_releases_and_old_requests_are_warned_of_and_dead_letters_noted() -> None:
     replied = [*HEALTHY.replied[:3], structs.replace(HEALTHY.replied[3], version="1.1")]
     old = {SCHEDULERS[0]: counters(SCHEDULERS[0], ("a", 1, 11_000_000))}
     status = summarise(replace(HEALTHY, replied=replied, counters=old, dead={"a": 3}))
-    assert kinds(status) == ["queue waits", "releases differ", "dead letters"]
+    assert [(p.level, p.kind) for p in status.problems] == [
+        ("warning", "queue waits"),
+        ("warning", "releases differ"),
+        ("note", "dead letters"),
+    ]
+    kept = summarise(replace(HEALTHY, dead={"a": 3}))
+    assert (kept.state, exit_status(kept), [p.text for p in kept.problems]) == ("healthy", 0, ["3 dead letters of 'a'"])
+
+
+@pytest.mark.parametrize("role", ["gateway", "scheduler", "worker"])
+def test_without_a_role_that_each_request_needs_the_cluster_is_down(role: str) -> None:
+    status = summarise(replace(HEALTHY, replied=[one for one in HEALTHY.replied if one.role != role]))
+    assert (status.state, exit_status(status)) == ("down", 3)
+    assert (status.problems[0].level, status.problems[0].kind) == ("down", f"no {role}")
+    assert shown(status).splitlines()[0].startswith("down: ")
+    assert f"! no {role} replies: " in shown(status)
+
+
+def test_alike_problems_are_one_line() -> None:
+    models = {f"m{number}": 1 for number in range(9)}
+    consumers = [{"config": {"filter_subject": f"live.{name}"}, "num_pending": 2} for name in models]
+    status = summarise(replace(HEALTHY, consumers={"LIVE": consumers}))
+    assert kinds(status).count("model without worker") == 9, "JSON has all of them"
+    (line,) = [finding for finding in status.findings if finding.kind == "model without worker"]
+    assert line.text == "9 models have no worker: m0, m1, m2 and 6 more"
+    assert (line.level, line.about, len(line.texts)) == ("warning", sorted(models), 9)
+    assert shown(status).count("has no worker") == 0
+    assert f"! {line.text}" in shown(status).splitlines()
+    assert shown(status, shows_all=True).count("has no worker: 2 requests wait") == 9
+
+
+def test_few_alike_problems_stay_as_they_are() -> None:
+    broken = VersionRecord(ModelState.UNAVAILABLE, "no such file")
+    status = summarise(replace(HEALTHY, workers={WORKERS[0]: worker(WORKERS[0], a=READY, b=broken, c=broken)}))
+    texts = [finding.text for finding in status.findings if finding.kind == "model fails"]
+    assert texts == [problem.text for problem in status.problems if problem.kind == "model fails"]
+    assert len(texts) == 2
 
 
 def test_commands_of_the_advice_act_on_the_server_that_was_asked() -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weir.cluster.status.findings import findings_of
 from weir.cluster.status.snapshot import ClusterStatus, DeadLetters, ModelStatus, Problem, VersionStatus
 from weir.commands.top.rows import (
     COLUMNS,
@@ -138,11 +139,14 @@ def test_the_table_fits(width: int) -> None:
 
 
 def test_the_head_says_what_is_wrong() -> None:
-    problem = Problem(level="warning", kind="no worker", about="m", text="no worker\nserves it" + "x" * 200)
-    lines = problems_text(status(problems=[problem]).model_copy(update={"state": "degraded"}), 60)
-    assert lines[0] == "degraded: 1 warning, 0 notes"
-    assert lines[1].startswith("m: no worker serves it")
+    problem = Problem(level="down", kind="no worker", about="", text="no worker\nreplies" + "x" * 200)
+    letters = Problem(level="note", kind="dead letters", about="m", text="3 dead letters of 'm'")
+    found = findings_of([problem, letters])
+    lines = problems_text(status(findings=found).model_copy(update={"state": "down"}), 60)
+    assert lines[0] == "down: 1 warning, 1 note"
+    assert lines[1].startswith("no worker replies")
     assert len(lines[1]) == 60
+    assert problems_text(status(findings=found[1:]), 60) == ["healthy: 0 warnings, 1 note", "3 dead letters of 'm'"]
     assert problems_text(None, 80) == ["collecting the state of the cluster…"]
     lost = ClusterStatus(taken_ms=1, state="unreachable", error="no NATS server answers")
     assert problems_text(lost, 80) == ["unreachable: no NATS server answers"]
