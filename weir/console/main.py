@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 
 import weir.bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
 
@@ -16,6 +17,7 @@ from weir.bus.kv.presence import Presence, own_release
 from weir.bus.naming.identity import own_id
 from weir.bus.nats.access import without_secrets
 from weir.bus.nats.connection import Bus
+from weir.bus.nats.embedded_server import URL_FILE_VARIABLE
 from weir.bus.nats.replies import ReplyInbox
 from weir.bus.streams.acked_publisher import AckedPublisher
 from weir.bus.streams.dead_letters import DeadLetters
@@ -132,6 +134,7 @@ async def _connect(
         gateway=gateway,
         release=own_release(),
         broker_url=without_secrets(settings.nats_url),
+        access_file=os.environ.get(URL_FILE_VARIABLE, ""),
         allows_changes=settings.console_allow_changes,
     )
     return context, Presence(bus, "console", id)

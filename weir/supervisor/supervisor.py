@@ -19,7 +19,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from weir import NATS_URL_VARIABLE
-from weir.bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats, NatsStartError
+from weir.bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, URL_FILE_VARIABLE, EmbeddedNats, NatsStartError
 from weir.errors import StartError
 from weir.runtime.child_processes import RestartHistory, RestartPolicy
 from weir.supervisor.role import Role, RoleSpec
@@ -186,6 +186,7 @@ class Supervisor:
             else:
                 self._environment[NATS_URL_VARIABLE] = child.start(cancelled=self._is_stopping)
                 self._environment[SYNCED_SERVER_VARIABLE] = child.synced_name
+                self._environment[URL_FILE_VARIABLE] = str(child.url_file.absolute())
         except (NatsStartError, OSError) as error:
             self._on_exit(child, f"{child.name} can't be started: {error}", reason=str(error))
             return

@@ -42,6 +42,9 @@ MAX_PAYLOAD = 8 * 1024 * 1024
 MAX_PENDING = 512 * 1024 * 1024
 """Bytes queued for one slow connection before nats-server closes it; its default of 64 MB is a hundred 600 KB requests."""
 
+URL_FILE_VARIABLE = "WEIR_NATS_URL_FILE"
+"""The path of `URL_FILE`, for the roles of the server that writes it."""
+
 SYNCED_SERVER_VARIABLE = "WEIR_SYNCED_NATS_SERVER"
 """The environment variable with which a role learns the name of an embedded server that syncs before it acknowledges."""
 

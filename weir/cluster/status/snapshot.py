@@ -87,7 +87,7 @@ ADVICE: dict[Kind, str] = {
     "leaving": "nothing: the process finishes its work and exits",
     "model without worker": "start a worker that has the model; requests wait for it",
     "scaled to zero": "nothing: with `--scale-to-zero`, requests for the model wait for a worker to be started",
-    "overloaded": "start as many workers as the model needs for its load (`NEEDS` in the output)",
+    "overloaded": "start as many workers as the model needs for its load (`NEEDS`)",
     "repository unreadable": "make the folder readable for the worker: in poll mode the next poll finds it, else restart "
     "the worker. Of an object store: restore access; models that were fetched serve on",
     "model fails": "repair the model: the text has the reason, and the worker's log has more",

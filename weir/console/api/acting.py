@@ -74,7 +74,7 @@ def _model_routes(context: ConsoleContext) -> list[Route]:
     def of_repository(action: str) -> _Path:
         return lambda request: f"/v2/repository/models/{_quoted(request, 'name')}/{action}"
 
-    traffic = of_model("/traffic")
+    traffic, shadow = of_model("/traffic"), of_model("/traffic/shadow")
     return [
         *(
             Route(
@@ -84,6 +84,14 @@ def _model_routes(context: ConsoleContext) -> list[Route]:
         ),
         Route("/api/models/{name:path}/traffic", _changing(context, "PUT", traffic), methods=["PUT"]),
         Route("/api/models/{name:path}/traffic", _changing(context, "DELETE", traffic), methods=["DELETE"]),
+        Route(
+            "/api/models/{name:path}/traffic/ramp",
+            _changing(context, "POST", of_model("/traffic/ramp")),
+            methods=["POST"],
+        ),
+        Route("/api/models/{name:path}/traffic/shadow", _changing(context, "PUT", shadow), methods=["PUT"]),
+        Route("/api/models/{name:path}/traffic/shadow", _changing(context, "DELETE", shadow), methods=["DELETE"]),
+        Route("/api/models/{name:path}/rollback", _changing(context, "POST", of_model("/rollback")), methods=["POST"]),
     ]
 
 

@@ -12,19 +12,28 @@ import orjson
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.replies import ReplyInbox
 from weir.bus.streams.dead_letters import DeadLetters
-from weir.calls.gateway_api import GatewayApi
+from weir.calls.gateway_api import TIMEOUT_S, GatewayApi
 from weir.calls.gateway_api import Response as ApiResponse
 from weir.cluster.observation.observer import Observation
 from weir.console.collection.view import ClusterView
-from weir.schemas.core.errors import WeirError
+from weir.schemas.core.errors import WeirError, unavailable
 
 INDEX_INTERVAL_S = 2.0
-"""How old the index of the repositories may be that a page is shown."""
+"""How old the index of the repositories may be that a page is shown, while a gateway replies."""
+
+INDEX_TIMEOUT_S = 3.0
+"""How long the index waits for a gateway, which itself waits for workers."""
+
+NO_GATEWAY = "no gateway replies: requests can be sent again once one does"
 
 
 @dataclass(kw_only=True)
 class ConsoleContext:
-    """The collected state, and the ways to act on the cluster. `broker_url` has no credentials."""
+    """The collected state, and the ways to act on the cluster.
+
+    `broker_url` has no credentials. `access_file` is the path of the file with the URL and password of an embedded
+    nats-server, "" if another one is used.
+    """
 
     bus: Bus
     view: ClusterView
@@ -35,6 +44,7 @@ class ConsoleContext:
     release: str
     broker_url: str
     allows_changes: bool
+    access_file: str = ""
     _index: Sequence[Mapping[str, Any]] = field(default=(), init=False)
     _indexed_s: float = field(default=float("-inf"), init=False)
 
@@ -44,10 +54,20 @@ class ConsoleContext:
         return self.bus.max_payload_bytes
 
     async def ask_gateway(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> ApiResponse:
-        """The response of a gateway to a request of its HTTP API. Raises WeirError if no gateway responds."""
-        return await self.gateway.request(method, path, headers or {}, body)
+        """The response of a gateway to a request of its HTTP API.
+
+        Raises WeirError if no gateway responds: at once where none has announced itself lately, else after `timeout_s`.
+        """
+        if not self.view.has_gateway:
+            raise unavailable(NO_GATEWAY)
+        return await self.gateway.request(method, path, headers or {}, body, timeout_s)
 
     async def read_gateway(self, path: str) -> Any:
         """The JSON document at `path` of a gateway's HTTP API; None if there is none, or no gateway responds."""
@@ -58,12 +78,12 @@ class ConsoleContext:
             return None
 
     async def repository_index(self) -> Sequence[Mapping[str, Any]]:
-        """The models in the repositories, loaded or not, at most `INDEX_INTERVAL_S` old; empty without a gateway."""
+        """The models in the repositories, loaded or not; as they were last known while no gateway responds."""
         if time.monotonic() >= self._indexed_s + INDEX_INTERVAL_S:
             self._indexed_s = time.monotonic()
             try:
-                response = await self.ask_gateway("POST", "/v2/repository/index", b"{}")
+                response = await self.ask_gateway("POST", "/v2/repository/index", b"{}", timeout_s=INDEX_TIMEOUT_S)
                 self._index = orjson.loads(response.body) if response.status == 200 else ()
             except (WeirError, orjson.JSONDecodeError):
-                self._index = ()
+                pass
         return self._index

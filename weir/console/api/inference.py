@@ -15,7 +15,7 @@ from weir.bus.naming import subjects
 from weir.bus.nats.headers import pack_headers, parse_headers
 from weir.bus.nats.protocol import Message
 from weir.console.api.acting import MAX_BODY_BYTES, guarded, read_body
-from weir.console.api.context import ConsoleContext
+from weir.console.api.context import NO_GATEWAY, ConsoleContext
 from weir.console.api.observed import spans_of
 from weir.console.api.responses import error_response, json_response, read_integer
 from weir.http_server.routing import Route
@@ -56,6 +56,8 @@ def inference_routes(context: ConsoleContext) -> list[Route]:
         sent = await asyncio.to_thread(_with_id, body, header_length)
         if sent is None:
             return error_response(400, "the request is not a JSON object, or its header length is wrong")
+        if not context.view.has_gateway:
+            return error_response(503, NO_GATEWAY)
         context.observation.watch_id(sent.id)
         started_s = time.monotonic()
         responses = await _responses(context, subjects.infer(request.path_params["name"], version), sent)
@@ -105,16 +107,27 @@ async def _responses(context: ConsoleContext, subject: str, sent: _Sent) -> list
         return message.status == "503" or parse_headers(message.header_block).get("weir-final", "true") == "true"
 
     headers = {} if sent.header_length is None else {_HEADER_LENGTH: str(sent.header_length)}
-    try:
-        in_time = await context.replies.gather(
+    gathering = asyncio.ensure_future(
+        context.replies.gather(
             [subject], sent.body, is_complete, timeout_s=TIMEOUT_S, header_block=pack_headers(headers)
         )
+    )
+    # A gateway that is suspended keeps its subscription, so that nobody says that the request will not be answered.
+    watching = asyncio.ensure_future(context.view.wait_without_gateway())
+    try:
+        await asyncio.wait((gathering, watching), return_when=asyncio.FIRST_COMPLETED)
+        if not gathering.done():
+            return error_response(503, f"{NO_GATEWAY}; this one may still be answered, which is not shown")
+        in_time = gathering.result()
     except ConnectionError as error:
         return error_response(503, str(error))
+    finally:
+        gathering.cancel()
+        watching.cancel()
     if not in_time and not received:
         return error_response(504, f"no response within {TIMEOUT_S:g} s")
     if received[-1].status == "503":
-        return error_response(503, "no gateway is connected to the message broker")
+        return error_response(503, NO_GATEWAY)
     return received
 
 

@@ -19,6 +19,7 @@ from weir.console.history.series import MODEL_COLUMNS
 from weir.http_server.routing import Route
 from weir.schemas.core.names import model_path, plain_name
 from weir.schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
+from weir.schemas.wire.registry import UNLOADED
 
 MAX_SAMPLE_ELEMENTS = 65_536
 """The largest sample request that the server makes; for larger inputs the page makes the values itself."""
@@ -38,6 +39,7 @@ def reading_routes(context: ConsoleContext) -> list[Route]:
                 "allow_changes": context.allows_changes,
                 "cluster": {
                     "url": context.broker_url,
+                    "access_file": context.access_file,
                     "nats_version": str(context.bus.server_info.get("version", "")),
                     "is_connected": view.is_connected,
                 },
@@ -89,7 +91,8 @@ class _TickCache:
         if tick.number != self._number or not self._models:
             self._number = tick.number
             rows = await _model_rows(self._context)
-            self._models = orjson.dumps({"at_ms": tick.at_ms, "models": rows})
+            mode = self._context.view.control_mode
+            self._models = orjson.dumps({"at_ms": tick.at_ms, "control_mode": mode, "models": rows})
         return self._models
 
 
@@ -160,6 +163,7 @@ async def _details(context: ConsoleContext, name: str, served: ServedModel | Non
         "versions": [] if served is None else served.versions,
         "metadata": None if served is None else await context.read_gateway(path),
         "config": None if served is None else served.config.model_dump(mode="json", exclude_defaults=True),
+        "reason": "" if served is not None else await _reason(context, name),
         "completed": [] if served is None else list(served.completed),
         "statistics": rows,
         "history": history,
@@ -167,6 +171,13 @@ async def _details(context: ConsoleContext, name: str, served: ServedModel | Non
         "labels": {} if served is None else {output: len(labels) for output, labels in served.labels.items()},
         **_sample(served),
     }
+
+
+async def _reason(context: ConsoleContext, name: str) -> str:
+    """Why a model that is not served is not: "" where no load of it has failed."""
+    rows = [*context.view.catalog.index(), *await context.repository_index()]
+    reasons = (row.get("reason", "") for row in rows if row["name"] == name)
+    return next((reason for reason in reasons if reason not in ("", UNLOADED)), "")
 
 
 def _sample(served: ServedModel | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from nats.errors import Error as NatsError
 
 from weir.bus.kv.known_models import KnownModels
+from weir.bus.kv.presence import PresenceView
 from weir.bus.kv.registry import RegistryView
 from weir.bus.nats.connection import Bus
 from weir.calls.catalog import Catalog
@@ -35,6 +36,11 @@ TICK_S = 1.0
 
 STATUS_INTERVAL_S = 2.0
 """How old the state may be that a page is shown."""
+
+GATEWAY_SILENCE_S = 3.0
+"""How long a gateway, which announces itself every second, may be silent before it counts as one that does not reply."""
+
+_NO_GATEWAY_POLL_S = 0.25
 
 
 class Tick(NamedTuple):
@@ -63,6 +69,7 @@ class ClusterView:
         self.history = SeriesHistory()
         self.tick = Tick(0, 0, None)
         self._known = KnownModels(bus)
+        self._gateways = PresenceView(bus, "gateway")
         self._collector = Collector(bus, f"{id}-status", url)
         self._reading: Reading | None = None
         self._status: ClusterStatus | None = None
@@ -80,6 +87,7 @@ class ClusterView:
         self.catalog.accept_known(self._known)
         self.catalog.start_warmup()
         await self.statistics.start()
+        await self._gateways.start()
         await self._collector.start(background)
         self._collecting_load = background.create_task(self._collect_load(announced))
 
@@ -92,6 +100,22 @@ class ClusterView:
     def is_connected(self) -> bool:
         """Whether the broker is connected: nothing is collected meanwhile."""
         return self._bus.is_connected
+
+    @property
+    def has_gateway(self) -> bool:
+        """Whether any gateway replies. Without one nobody's requests are counted, and none can be sent."""
+        return bool(self._gateways.processes)
+
+    async def wait_without_gateway(self) -> None:
+        """Returns when no gateway replies."""
+        while self.has_gateway:
+            await asyncio.sleep(_NO_GATEWAY_POLL_S)
+
+    @property
+    def control_mode(self) -> str:
+        """How workers load models: "explicit" if any does so on request, else "poll" or "none"; "" without a worker."""
+        modes = {worker.record.model_control_mode for worker in self._registry.workers.values()}
+        return next((mode for mode in ("explicit", "poll", "none") if mode in modes), "")
 
     async def status(self) -> ClusterStatus:
         """The state of the cluster, at most `STATUS_INTERVAL_S` old. Callers share a running collection.
@@ -121,6 +145,7 @@ class ClusterView:
             await next_tick(self._interval_s)
             if self._bus.is_connected:
                 self._registry.expire()
+                self._gateways.expire(GATEWAY_SILENCE_S)
                 await self.statistics.refresh()
                 self._take_reading()
                 announced()
@@ -132,6 +157,7 @@ class ClusterView:
         at_ms = time.time_ns() // 1_000_000
         if before is not None:
             self.readings = before, self._reading
-            load = measure(before, self._reading, devices_of(self.statistics.live_workers()))
+            devices = devices_of(self.statistics.live_workers())
+            load = measure(before, self._reading, devices, self.has_gateway)
             self.history.add(at_ms, load.cluster, load.models)
         self.tick = Tick(self.tick.number + 1, at_ms, load)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from weir.calls.gateway_api import Response as ApiResponse
 from weir.cluster.observation.store import BatchPage
 from weir.cluster.status.snapshot import ClusterStatus
 from weir.console.api.app import make_app
-from weir.console.api.context import ConsoleContext
+from weir.console.api.context import NO_GATEWAY, ConsoleContext
 from weir.console.api.page import page_routes
 from weir.console.collection.view import Tick
 from weir.console.history.series import SeriesHistory
@@ -25,18 +26,24 @@ ACT = {"X-Weir-Console": "1"}
 
 
 class Gateway:
-    """Records requests, and answers them; with `is_away` there is none."""
+    """Records requests, and answers them; with `is_away` there is none, and with `is_suspended` it never answers."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str, bytes, Mapping[str, str]]] = []
         self.is_away = False
+        self.is_suspended = False
+        self.index = b'[{"name": "<b>&x", "state": "UNAVAILABLE", "reason": "unloaded"}]'
 
-    async def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> ApiResponse:
+    async def request(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+    ) -> ApiResponse:
+        if self.is_suspended:
+            await asyncio.Event().wait()
         if self.is_away:
             raise unavailable("no gateway is connected to the message broker")
         self.requests.append((method, path, body, headers))
         if path == "/v2/repository/index":
-            return ApiResponse(200, {}, b'[{"name": "<b>&x", "state": "UNAVAILABLE", "reason": "unloaded"}]')
+            return ApiResponse(200, {}, self.index)
         headers = {"content-type": "application/json", "x-other": "no", "retry-after": "3"}
         return ApiResponse(400 if "bad" in path else 200, headers, b'{"error": "as it is"}')
 
@@ -61,7 +68,13 @@ class View:
         self.history = SeriesHistory()
         self.tick = Tick(1, 5, None)
         self.is_connected = True
+        self.has_gateway = True
+        self.control_mode = "explicit"
         self.collections = 0
+        self.lost_gateways = asyncio.Event()
+
+    async def wait_without_gateway(self) -> None:
+        await self.lost_gateways.wait()
 
     async def status(self) -> ClusterStatus:
         self.collections += 1
@@ -86,6 +99,7 @@ def context(gateway: Gateway, allows_changes: bool) -> ConsoleContext:
         release="1.2.3",
         broker_url="nats://host:4222",
         allows_changes=allows_changes,
+        access_file="/data/nats-url",
     )
 
 
@@ -109,6 +123,10 @@ CHANGES = [
     ("POST", "/api/models/net/unload", "POST", "/v2/repository/models/net/unload"),
     ("PUT", "/api/models/net/traffic", "PUT", "/v2/models/net/traffic"),
     ("DELETE", "/api/models/net/traffic", "DELETE", "/v2/models/net/traffic"),
+    ("POST", "/api/models/a%2Fb/traffic/ramp", "POST", "/v2/models/a%2Fb/traffic/ramp"),
+    ("PUT", "/api/models/net/traffic/shadow", "PUT", "/v2/models/net/traffic/shadow"),
+    ("DELETE", "/api/models/net/traffic/shadow", "DELETE", "/v2/models/net/traffic/shadow"),
+    ("POST", "/api/models/net/rollback", "POST", "/v2/models/net/rollback"),
     ("POST", "/api/jobs?model=x%26y", "POST", "/v2/jobs?model=x%26y"),
     ("POST", "/api/jobs/batch-1/pause", "POST", "/v2/jobs/batch-1/pause"),
     ("POST", "/api/jobs/batch-1/resume", "POST", "/v2/jobs/batch-1/resume"),
@@ -152,6 +170,45 @@ async def test_errors_of_the_gateway_and_of_its_absence_are_shown(client: httpx.
         assert response.status_code == 503
         assert response.json() == {"error": "no gateway is connected to the message broker"}
     assert (await client.get("/api/models")).json()["models"] == [], "the page still shows what the registry knows"
+
+
+async def test_nothing_waits_for_a_gateway_that_does_not_reply(gateway: Gateway) -> None:
+    made = context(gateway, True)
+    client = browser(make_app(made, "127.0.0.1"))
+    (row,) = (await client.get("/api/models")).json()["models"]
+    gateway.is_suspended = True
+    cast(Any, made.view).has_gateway = False
+    made.view.tick = Tick(2, 6, None)
+    made._indexed_s = float("-inf")
+    assert (await client.get("/api/models")).json()["models"] == [row], "the repositories are as they were last known"
+    requests = [client.post("/api/models/net/load", headers=ACT), client.get("/api/jobs")]
+    requests.append(client.post("/api/try/net", headers=ACT, content=b"{}"))
+    for response in [await request for request in requests]:
+        assert (response.status_code, response.json()) == (503, {"error": NO_GATEWAY})
+    details = (await client.get("/api/models/%3Cb%3E%26x")).json()
+    assert (details["history"], details["traffic"], details["metadata"]) == (None, None, None)
+
+
+async def test_a_request_ends_when_the_last_gateway_stops_replying(gateway: Gateway) -> None:
+    class Silence:
+        async def gather(self, subjects: list[str], *arguments: Any, **options: Any) -> bool:
+            asked.set()
+            await asyncio.Event().wait()
+            return True
+
+    class Observation:
+        def watch_id(self, id: str) -> None:
+            pass
+
+    asked = asyncio.Event()
+    made = replace(context(gateway, False), replies=cast(Any, Silence()), observation=cast(Any, Observation()))
+    client = browser(make_app(made, "127.0.0.1"))
+    trying = asyncio.create_task(client.post("/api/try/net", headers=ACT, content=b"{}"))
+    await asked.wait()
+    cast(Any, made.view).lost_gateways.set()
+    response = await trying
+    assert response.status_code == 503
+    assert response.json()["error"].startswith(NO_GATEWAY)
 
 
 async def test_large_bodies_are_rejected_before_they_are_complete(client: httpx.AsyncClient, gateway: Gateway) -> None:
@@ -209,9 +266,23 @@ async def test_session_and_models(client: httpx.AsyncClient) -> None:
     session = (await client.get("/api/session")).json()
     assert session["release"] == "1.2.3"
     assert session["allow_changes"]
-    assert session["cluster"] == {"url": "nats://host:4222", "nats_version": "2.12.6", "is_connected": True}
-    (row,) = (await client.get("/api/models")).json()["models"]
+    assert session["cluster"] == {
+        "url": "nats://host:4222",
+        "access_file": "/data/nats-url",
+        "nats_version": "2.12.6",
+        "is_connected": True,
+    }
+    index = (await client.get("/api/models")).json()
+    (row,) = index["models"]
     assert (row["id"], row["state"], row["loaded"], row["requests_per_s"]) == ("<b>&x", "UNAVAILABLE", False, None)
+    assert index["control_mode"] == "explicit", "a page can't load models in other modes"
+
+
+async def test_a_model_that_failed_to_load_has_the_reason(client: httpx.AsyncClient, gateway: Gateway) -> None:
+    assert (await client.get("/api/models/%3Cb%3E%26x")).json()["reason"] == "", "it was unloaded"
+    gateway.index = b'[{"name": "net", "state": "UNAVAILABLE", "reason": "config.pbtxt:3: no such field"}]'
+    other = browser(make_app(context(gateway, True), "127.0.0.1"))
+    assert (await other.get("/api/models/net")).json()["reason"] == "config.pbtxt:3: no such field"
 
 
 async def test_a_model_is_asked_for_by_its_quoted_name(client: httpx.AsyncClient, gateway: Gateway) -> None:

@@ -33,6 +33,15 @@ def test_rates_queues_and_devices_become_columns() -> None:
     assert (load.cluster["cpu_utilization"], load.cluster["gpu_utilization"]) == (0.5, None)
 
 
+def test_without_a_gateway_rates_are_unknown_unless_durable_requests_run() -> None:
+    before = Reading(10.0, {("a", 1): version(10), ("b", 1): version(0)})
+    after = Reading(12.0, {("a", 1): version(10), ("b", 1): version(2, 0, 2, 2)}, {"a": QueueReading({"live": 3})})
+    load = measure(before, after, DeviceLoad(), has_gateway=False)
+    assert load.models["a"]["requests_per_s"] is load.models["a"]["failures_per_s"] is None
+    assert load.models["a"]["queue_depth"] == 3, "schedulers report it"
+    assert load.models["b"]["requests_per_s"] == load.cluster["requests_per_s"] == 1
+
+
 def worker(name: str, host: HostReading | None, gpus: dict[str, GpuReading]) -> WorkerCounters:
     return WorkerCounters(worker=name, models=[], host=host, gpus=gpus)
 
