@@ -40,7 +40,8 @@ $(WEB): $(STAMP) weir/console/npm/copy_files.py weir/console/npm/package-lock.js
 # Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
 $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt \
 		tests/requirements/cloud_stores.txt tests/requirements/azurite/package-lock.json examples/events/package-lock.json \
-		tests/requirements/kubernetes.txt tests/requirements/custom_resources.txt
+		tests/requirements/kubernetes.txt tests/requirements/custom_resources.txt \
+		tests/requirements/accessibility/package-lock.json
 	$(RUN) pip install --quiet --disable-pip-version-check --requirement tests/requirements/torch.txt
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/gpu-wheels \
 		--requirement tests/requirements/gpu_wheels.txt
@@ -59,6 +60,9 @@ $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_w
 	cp tests/requirements/azurite/package.json tests/requirements/azurite/package-lock.json $(VENV)/azurite
 	cd $(VENV)/azurite && $(NPM) \
 		ci --ignore-scripts --no-audit --no-fund --silent
+	mkdir -p $(VENV)/accessibility
+	cp tests/requirements/accessibility/package.json tests/requirements/accessibility/package-lock.json $(VENV)/accessibility
+	cd $(VENV)/accessibility && $(NPM) ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
 
 demo: $(STAMP) $(WEB) ## Classify files, hear speech and read a picture with real networks, show what batches give, and kill a worker.

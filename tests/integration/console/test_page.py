@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.clients.browser import HEIGHT
-from tests.support.console.large_cluster import HOSTILE, HOSTILE_HOST, HOSTILE_REASON
+from tests.support.console.large_cluster import FAILED_JOB, HOSTILE, HOSTILE_HOST, HOSTILE_REASON, SPLIT
 from tests.support.console.page_server import PageServer
 from tests.support.console.views import VIEWS, open_view
 from tests.support.waiting import wait_until
@@ -31,6 +31,8 @@ ROUTES = {
     "job": "jobs/batch-0123456789abcdef",
     "letter": "dead/4",
     "process": "topology?process=worker-00000000-00000000",
+    "traffic": f"models/{SPLIT}",
+    "failed job": f"jobs/{FAILED_JOB}",
 }
 
 
@@ -107,7 +109,7 @@ def test_a_request_is_there_to_copy_once_the_address_of_a_gateway_is_known(large
     page.unroute("**/api/status")
     expect(copies.locator("pre")).to_contain_text("http://127.0.0.1:8123/v2/models/model-007/infer")
     page.get_by_role("tab", name="nats", exact=True).click()
-    expect(copies.locator("pre")).to_contain_text("/weir/8123/nats-url")
+    expect(copies.locator("pre")).to_contain_text("export NATS_URL=$(cat /data/mine/nats-url)")
 
 
 def test_a_part_of_the_time_is_looked_at_by_dragging(console: Any) -> None:
@@ -153,6 +155,8 @@ def test_a_dead_worker_is_marked(console: Any, large: PageServer) -> None:
     expect(console.get_by_text(f"worker {large.cluster.workers[7]} does not reply")).to_be_visible()
     expect(console.get_by_text("Look at its log and at its host.")).to_be_visible()
     expect(console.get_by_role("link", name="Topology").locator("em")).to_have_text("2")
+    console.get_by_role("link", name="Look at the process").click()
+    expect(console.get_by_label(f"Process {large.cluster.workers[7]}")).to_be_visible()
 
 
 @pytest.mark.slow
@@ -184,11 +188,11 @@ def test_colours_are_chosen_and_kept(console: Any) -> None:
     assert theme() == "light"
     console.emulate_media(color_scheme="dark")
     wait_until(lambda: theme() == "dark")
-    console.get_by_role("button", name="Colours: as the system. Change to light.").click()
+    console.get_by_role("button", name="Colours auto: as the system. Change to light.").click()
     assert theme() == "light"
     console.reload()
     assert theme() == "light"
-    console.get_by_role("button", name="Colours: light. Change to dark.").click()
+    console.get_by_role("button", name="Colours light: light. Change to dark.").click()
     console.emulate_media(color_scheme="light")
     assert theme() == "dark"
 
@@ -270,9 +274,8 @@ def test_what_is_seen_is_explained(console: Any) -> None:
 
 
 def test_shares_add_up(console: Any) -> None:
-    balance = (
-        """async ([shares, version, value]) => (await import('/web/views/model.js')).balanced(shares, version, value)"""
-    )
+    balance = """async ([shares, version, value]) =>
+        (await import('/web/views/traffic.js')).balanced(shares, version, value)"""
     assert console.evaluate(balance, [{"1": 50, "2": 50, "3": 0}, "3", 50]) == {"1": 25, "2": 25, "3": 50}
     assert console.evaluate(balance, [{"1": 100, "2": 0, "3": 0}, "1", 40]) == {"1": 40, "2": 30, "3": 30}
 

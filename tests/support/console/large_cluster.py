@@ -9,10 +9,24 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Iterator
 from typing import Any
+
+from weir.cluster.status.findings import findings_of
+from weir.cluster.status.problems import state_of
+from weir.cluster.status.snapshot import ADVICE, LEVELS, Kind, Problem
 
 HOSTILE = "<img src=x onerror=\"window.hacked='model'\">"
 HOSTILE_REASON = "<svg onload=\"window.hacked='reason'\">failed</svg>"
+TRACE = "Internal: ValueError: no weights\n\nAt:\n  /models/net/1/model.py(12): initialize\n"
+"""The reason of a Python model that can't be loaded."""
+
+SPLIT = "model-002"
+"""A model with two versions, a traffic rule, a ramp and copies."""
+
+FAILED_JOB = "batch-00000000000000ff"
+"""A job in which most items failed."""
+
 HOSTILE_HOST = "<b onmouseover=\"window.hacked='host'\">host</b>"
 
 MODELS, WORKERS, SCHEDULERS, GATEWAYS, HOSTS = 200, 50, 4, 3, 10
@@ -20,6 +34,25 @@ MODELS, WORKERS, SCHEDULERS, GATEWAYS, HOSTS = 200, 50, 4, 3, 10
 FINE_S, COARSE_S = 600, 3600
 
 Json = dict[str, Any]
+
+SPLIT_TRAFFIC: Json = {
+    "model": SPLIT,
+    "source": "set",
+    "weights": {"1": 50.0, "2": 50.0},
+    "sticky": "",
+    "versions": [],
+    "shadow": {"version": "2", "share": 20.0, "compare": True},
+    "ramp": {
+        "version": "2",
+        "state": "aborted",
+        "step": 3,
+        "steps": 9,
+        "to": 100.0,
+        "over_s": 1800.0,
+        "abort_if": "error_rate>1%",
+        "reason": "12 of 40 requests failed",
+    },
+}
 
 
 class LargeCluster:
@@ -34,6 +67,11 @@ class LargeCluster:
         self.started_ms = self._now_ms()
         self.silent: set[str] = set()
         self.broker_error = ""
+        self.has_gateway = True
+        self.control_mode = "explicit"
+        self.failing = {HOSTILE: HOSTILE_REASON}
+        self.without_worker: list[str] = []
+        self.dead_letters = 0
         self._sequence = 0
 
     def _now_ms(self) -> int:
@@ -44,7 +82,7 @@ class LargeCluster:
         return {
             "release": "0.0",
             "allow_changes": allow_changes,
-            "cluster": {"url": "127.0.0.1:4222", "is_connected": True},
+            "cluster": {"url": "nats://127.0.0.1:4222", "access_file": "/data/mine/nats-url", "is_connected": True},
             "tick_ms": 1000,
             "now_ms": self._now_ms(),
         }
@@ -53,30 +91,31 @@ class LargeCluster:
         """GET /api/status."""
         if self.broker_error:
             return self._answer("unreachable", [], error=self.broker_error)
-        problems = [
-            {
-                "level": "warning",
-                "kind": "silent process",
-                "about": id,
-                "text": f"worker {id} does not reply: it is dead, suspended or disconnected",
-                "advice": "Look at its log and at its host.",
-            }
-            for id in sorted(self.silent)
-        ]
-        problems.append(
-            {
-                "level": "warning",
-                "kind": "model fails",
-                "about": HOSTILE,
-                "text": f"model '{HOSTILE}' fails: {HOSTILE_REASON}",
-                "advice": "Correct the model's files and load it again.",
-            }
-        )
-        problems.append({"level": "note", "kind": "sync unknown", "about": "", "text": "sync is unknown", "advice": ""})
-        return self._answer("degraded", problems)
+        problems = list(self._problems())
+        return self._answer(state_of(problems), problems)
 
-    def _answer(self, state: str, problems: list[Json], error: str = "") -> Json:
-        roles = [self._role("gateway", id, number) for number, id in enumerate(self.gateways)]
+    def _problems(self) -> Iterator[Problem]:
+        def problem(kind: Kind, about: str, text: str, advice: str = "") -> Problem:
+            return Problem(level=LEVELS[kind], kind=kind, about=about, text=text, advice=advice)
+
+        if not self.has_gateway:
+            yield problem("no gateway", "", "no gateway replies: clients can't connect", "start a gateway")
+        for id in sorted(self.silent):
+            text = f"worker {id} does not reply: it is dead, suspended or disconnected"
+            yield problem("silent process", id, text, "look at its log and at its host")
+        for name, reason in self.failing.items():
+            advice = "correct the model's files and load it again"
+            yield problem("model fails", name, f"model '{name}' fails: {reason}", advice)
+        for name in self.without_worker:
+            yield problem("model without worker", name, f"model '{name}' has no worker: 1 request waits")
+        yield problem("sync unknown", "", "sync is unknown", "give the gateways `--nats-monitor`")
+        if self.dead_letters:
+            text = f"{self.dead_letters} dead letters of 'model-001'"
+            yield problem("dead letters", "model-001", text, ADVICE["dead letters"])
+
+    def _answer(self, state: str, problems: list[Problem], error: str = "") -> Json:
+        gateways = self.gateways if self.has_gateway else []
+        roles = [self._role("gateway", id, number) for number, id in enumerate(gateways)]
         roles += [self._role("scheduler", id, number) for number, id in enumerate(self.schedulers)]
         roles += [self._role("worker", id, number) for number, id in enumerate(self.workers)]
         hosts = [
@@ -112,7 +151,8 @@ class LargeCluster:
             "taken_ms": self._now_ms(),
             "state": state,
             "error": error,
-            "problems": problems,
+            "problems": [problem.model_dump() for problem in problems],
+            "findings": [finding.model_dump() for finding in findings_of(problems)],
             "broker": {
                 "url": "127.0.0.1:4222",
                 "version": "2.15.1",
@@ -162,7 +202,7 @@ class LargeCluster:
             "release": "0.0",
             "since_ms": self.started_ms,
             "state": "silent" if id in self.silent else "up",
-            "urls": ["http://127.0.0.1:8123"] if role == "gateway" else [],
+            "urls": ["http://127.0.0.1:8123", "grpc://127.0.0.1:8124"] if role == "gateway" else [],
             "queues": MODELS // SCHEDULERS if role == "scheduler" else 0,
             "loop_lag_s": 0.002,
             "unreadable": [],
@@ -174,16 +214,16 @@ class LargeCluster:
         }
 
     def _version(self, name: str, place: int, version: int) -> Json:
-        is_failing = name == HOSTILE
+        is_failing = name in self.failing
         return {
             "version": version,
             "state": "UNAVAILABLE" if is_failing else "READY",
             "workers": 2,
             "instances": 2,
             "busy": self._random.randrange(3),
-            "reasons": [HOSTILE_REASON] if is_failing else [],
-            "weight": None,
-            "share": None,
+            "reasons": [self.failing[name]] if is_failing else [],
+            "weight": 50.0 if name == SPLIT else None,
+            "share": 0.5 if name == SPLIT else None,
         }
 
     def index(self) -> Json:
@@ -197,20 +237,27 @@ class LargeCluster:
                     "name": name,
                     "namespace": "",
                     "state": version["state"],
-                    "reason": HOSTILE_REASON if name == HOSTILE else "",
-                    "versions": [{key: version[key] for key in ("version", "state", "share", "instances", "busy")}],
-                    "requests_per_s": round(self._random.expovariate(0.02), 1),
-                    "failures_per_s": 0.0,
-                    "p50_ms": round(self._random.uniform(0.5, 9), 2),
-                    "p99_ms": round(self._random.uniform(9, 90), 2),
+                    "reason": self.failing.get(name, ""),
+                    "versions": [
+                        {**{key: version[key] for key in ("state", "share", "instances", "busy")}, "version": number}
+                        for number in ((1, 2) if name == SPLIT else (1,))
+                    ],
+                    "requests_per_s": self._asked(round(self._random.expovariate(0.02), 1)),
+                    "failures_per_s": self._asked(0.0),
+                    "p50_ms": self._asked(round(self._random.uniform(0.5, 9), 2)),
+                    "p99_ms": self._asked(round(self._random.uniform(9, 90), 2)),
                     "queue_depth": self._random.randrange(20),
-                    "batch_size": round(self._random.uniform(1, 16), 1),
+                    "batch_size": self._asked(round(self._random.uniform(1, 16), 1)),
                     "utilization": round(self._random.random(), 3),
                     "workers": 2,
                     "loaded": True,
                 }
             )
-        return {"at_ms": self._now_ms(), "models": rows}
+        return {"at_ms": self._now_ms(), "control_mode": self.control_mode, "models": rows}
+
+    def _asked(self, value: float) -> float | None:
+        """A number of requests, which is unknown without a gateway."""
+        return value if self.has_gateway else None
 
     def series(self, model: str, since_ms: int) -> Json:
         """GET /api/series."""
@@ -231,6 +278,9 @@ class LargeCluster:
                 "batch_size": [round(8 + 4 * math.sin(at / 40_000), 1) for at in at_ms],
                 "utilization": [round(0.6 + 0.3 * math.sin(at / 40_000), 3) for at in at_ms],
             }
+            if not self.has_gateway:
+                unknown = ("requests_per_s", "failures_per_s", "p50_ms", "p99_ms", "batch_size")
+                columns |= {name: [None for _ in at_ms] for name in unknown}
             if not model:
                 columns |= {
                     "cpu_utilization": [round(0.5 + 0.2 * math.sin(at / 40_000), 3) for at in at_ms],
@@ -252,7 +302,10 @@ class LargeCluster:
             "id": name,
             "name": name,
             "versions": [1],
-            "metadata": {"name": name, "versions": ["1"], "platform": "", "inputs": tensors, "outputs": outputs},
+            "reason": "",
+            "metadata": None
+            if not self.has_gateway
+            else {"name": name, "versions": ["1"], "platform": "", "inputs": tensors, "outputs": outputs},
             "config": {"name": name, "max_batch_size": 16, "dynamic_batching": {"max_queue_delay_microseconds": 2000}},
             "completed": ["dynamic_batching"],
             "statistics": [
@@ -270,7 +323,9 @@ class LargeCluster:
                 "model": name,
                 "changes": [{"number": 3, "model": name, "kind": "load", "at_ms": self.started_ms, "by": HOSTILE}],
             },
-            "traffic": {"model": name, "source": "none", "weights": {}, "sticky": "", "versions": []},
+            "traffic": SPLIT_TRAFFIC
+            if name == SPLIT
+            else {"model": name, "source": "none", "weights": {}, "versions": []},
             "inputs": [{**tensors[0], "batches": True}],
             "sample": {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]},
             "labels": {"OUT": 3},
@@ -376,7 +431,27 @@ class LargeCluster:
             "note": HOSTILE_REASON,
             "error": "",
         }
-        return {"jobs": [job]}
+        ended = {
+            "state": "succeeded",
+            "total": 5,
+            "done": 5,
+            "failed": 4,
+            "rate_per_s": 0.0,
+            "left_s": None,
+            "note": "",
+        }
+        return {"jobs": [job, {**job, **ended, "id": FAILED_JOB, "ended_ms": now_ms}]}
+
+    def job(self, id: str) -> Json | None:
+        """GET /api/jobs/ID; None if there is none."""
+        return next((job for job in self.jobs()["jobs"] if job["id"] == id), None)
+
+    def tried(self) -> Json:
+        """POST /api/try/NAME."""
+        outputs = [{"name": "OUT", "datatype": "FP32", "shape": [1, 3], "data": [0.1, 0.7, 0.2]}]
+        response = {"model_name": "model", "model_version": "1", "outputs": outputs}
+        hops = self.request("request-1")["trace"]["spans"]
+        return {"status": 200, "response": response, "duration_ms": 6.4, "id": "request-1", "hops": hops}
 
     def dead(self) -> Json:
         """GET /api/dead."""

@@ -59,6 +59,11 @@ class PageServer:
                 return JSONResponse({"error": "the console is read-only"}, 403)
             body = await request.body()
             self.actions.append((request.method, request.url.path, body.decode(errors="replace")))
+            if request.url.path.startswith("/api/try/"):
+                return JSONResponse(cluster.tried())
+            if request.url.path.endswith("/rollback"):
+                undone = {"number": 3, "kind": "traffic", "at_ms": cluster.started_ms}
+                return JSONResponse({"undone": undone, "now": {"traffic": {"weights": {"1": 100.0}}}})
             return JSONResponse({})
 
         def query(request: Request, name: str) -> str:
@@ -97,7 +102,7 @@ class PageServer:
                 Route("/api/requests", answer(lambda request: cluster.requests())),
                 Route("/api/requests/{id:path}", answer(lambda request: cluster.request(request.path_params["id"]))),
                 Route("/api/jobs", answer(lambda request: cluster.jobs())),
-                Route("/api/jobs/{id}", answer(lambda request: cluster.jobs()["jobs"][0])),
+                Route("/api/jobs/{id}", answer(lambda request: cluster.job(request.path_params["id"]))),
                 Route("/api/dead", answer(lambda request: cluster.dead())),
                 Route("/api/dead/{seq:int}", answer(lambda request: cluster.letter(request.path_params["seq"]))),
                 Route("/api/{rest:path}", act, methods=["POST", "PUT", "DELETE"]),

@@ -1,7 +1,7 @@
 // The shell: navigation, the state of the cluster and of the connection, keys, and the view of the current route.
 
 import { get, useConnection } from "./core/api.js";
-import { clock, count } from "./core/format.js";
+import { clock, count, sentence } from "./core/format.js";
 import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./core/html.js";
 import { useKeys } from "./core/keys.js";
 import { usePoll } from "./core/polling.js";
@@ -14,6 +14,7 @@ import { Jobs } from "./views/jobs.js";
 import { Model } from "./views/model.js";
 import { Models } from "./views/models.js";
 import { Overview } from "./views/overview.js";
+import { hasFinding, warningsOf } from "./views/problems.js";
 import { Requests } from "./views/requests.js";
 import { Topology } from "./views/topology.js";
 import { TryIt } from "./views/try_it.js";
@@ -54,7 +55,7 @@ function Console() {
     <a class="skip" href="#main" onClick=${(event) => (event.preventDefault(), document.getElementById("main").focus())}>Skip to the content</a>
     <${Navigation} current=${current?.id} status=${status.data} session=${session} onHelp=${() => setHelpOpen(true)} onFind=${() => setFinderOpen(true)} />
     <main id="main" tabindex="-1" class=${lost !== null || isBrokerLost ? "stale" : ""}>
-      <${ConnectionBanner} brokerError=${isBrokerLost ? status.data.error : ""} />
+      <${ConnectionBanner} brokerError=${isBrokerLost ? status.data.error : ""} status=${status.data} />
       ${current ? html`<${Guarded} key=${current.id}><${current.view} route=${route} session=${session} status=${status} /></${Guarded}>` : html`<h1>There is no view ${route.path[0]}</h1><p><a href=${link(["overview"])}>Overview</a></p>`}
     </main>
     <${Reports} />
@@ -71,14 +72,14 @@ function Guarded({ children }) {
 }
 
 function Navigation({ current, status, session, onHelp, onFind }) {
-  const problems = status?.problems?.filter((problem) => problem.level === "warning").length ?? 0;
+  const problems = warningsOf(status).length;
   const dead = status?.dead?.reduce((total, row) => total + row.letters, 0) ?? 0;
   const badges = { topology: problems, dead };
   const list = useRef(null);
   // On narrow screens the views are in a row that scrolls.
   useEffect(() => list.current.querySelector('[aria-current="page"]')?.scrollIntoView({ block: "nearest", inline: "center" }), [current]);
   return html`<nav aria-label="Views">
-    <a class="brand" href=${link(["overview"])}><img src="/web/weir.svg" alt="" width="26" height="26" /><b>Weir</b></a>
+    <a class="brand" href=${link(["overview"])} aria-label="Weir: overview"><img src="/web/weir.svg" alt="" width="26" height="26" /><b>Weir</b></a>
     <ul ref=${list}>
       ${VIEWS.map(
         (view) => html`<li key=${view.id}>
@@ -108,12 +109,12 @@ function ThemeSwitch() {
     window.weirTheme.choose(next);
     setChoice(next);
   }
-  return html`<button type="button" class="plain" onClick=${choose} title="Colours: ${name[choice]}. Change to ${name[next]}." aria-label="Colours: ${name[choice]}. Change to ${name[next]}.">
-    Colours<span class="choice">${choice}</span>
+  return html`<button type="button" class="plain" onClick=${choose} title="Colours: ${name[choice]}. Change to ${name[next]}." aria-label="Colours ${choice}: ${name[choice]}. Change to ${name[next]}.">
+    Colours <span class="choice">${choice}</span>
   </button>`;
 }
 
-function ConnectionBanner({ brokerError }) {
+function ConnectionBanner({ brokerError, status }) {
   const { lostMs, nextTryMs } = useConnection();
   const [, redraw] = useState(0);
   useEffect(() => {
@@ -128,7 +129,10 @@ function ConnectionBanner({ brokerError }) {
     </p>`;
   }
   if (brokerError) return html`<p class="banner bad" role="alert">The console can't reach the NATS server: ${brokerError}. What you see is from before; it tries again by itself.</p>`;
-  return null;
+  const down = warningsOf(status).filter((finding) => finding.level === "down");
+  if (!down.length) return null;
+  const unknown = hasFinding(status, "no gateway") ? " Rates and latencies are unknown, and no request can be sent from here, until one replies." : "";
+  return html`<p class="banner bad" role="alert">${down.map((finding) => sentence(finding.text)).join(" ")}${unknown}</p>`;
 }
 
 render(html`<${Console} />`, document.getElementById("app"));

@@ -1,5 +1,6 @@
 // Small parts of views: actions, tabs, states, notes, code to copy.
 
+import { UNKNOWN } from "../core/format.js";
 import { html, useId, useRef, useState } from "../core/html.js";
 import { confirmed, report } from "./dialog.js";
 
@@ -76,11 +77,30 @@ export function State({ tone, children }) {
   return html`<span class="state ${tone}">${children}</span>`;
 }
 
+/** A text in which `backticks` mark code. */
+export function Prose({ text }) {
+  return text.split("`").map((part, place) => (place % 2 ? html`<code key=${place}>${part}</code>` : part));
+}
+
+/** Why something failed. What follows the first line, as the traceback of a model, is preformatted. */
+export function Reason({ text, className = "failure", isAlert = false }) {
+  const [first, ...rest] = text.split("\n");
+  const trace = rest.join("\n").trim();
+  return html`<div class=${className} role=${isAlert ? "alert" : null}>
+    ${first}${trace ? html`<pre class="trace" tabindex="0">${trace}</pre>` : null}
+  </div>`;
+}
+
+/** A small table, which scrolls sideways where it is too wide. `label` names it. */
+export function PlainTable({ label, children }) {
+  return html`<div class="scroll" role="group" aria-label=${label} tabindex="0"><table class="plain-table">${children}</table></div>`;
+}
+
 /** A number with its name. */
 export function Figure({ label, value, unit = "", tone = "", title = "" }) {
   return html`<div class="figure ${tone}" title=${title}>
     <span class="figure-label">${label}</span>
-    <span class="figure-value">${value}${unit ? html`<small>${unit}</small>` : null}</span>
+    <span class="figure-value">${value}${unit && value !== UNKNOWN ? html`<small>${unit}</small>` : null}</span>
   </div>`;
 }
 
@@ -123,5 +143,5 @@ export function Field({ label, children, note = "" }) {
 
 /** What is shown until there is data: the reason if it failed. */
 export function Waiting({ error, what = "data" }) {
-  return error ? html`<p class="failure" role="alert">${error.message}</p>` : html`<p class="waiting">Waiting for ${what}…</p>`;
+  return error ? html`<${Reason} isAlert text=${error.message} />` : html`<p class="waiting">Waiting for ${what}…</p>`;
 }

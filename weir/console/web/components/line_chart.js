@@ -28,7 +28,7 @@ export function LineChart({ title, columns, lines, range, onRange, format, secon
   };
   return html`<section class="line-chart">
     <header>
-      <h3>${title}</h3>
+      <h2 class="small-head">${title}</h2>
       <p class="legend">
         ${lines.map(
           (line, place) => html`<span key=${line.name} style="--key: ${colourOf(line, place, palette)}">${line.name} <b>${(line.isSecond ? secondFormat : format)(scaled(latest(columns, line.column), scale))}</b></span>`,

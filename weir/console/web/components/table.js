@@ -1,5 +1,6 @@
 // `Table`: a Tabulator table. Cells are made with `cells.*`, which set texts as text; nothing is parsed as HTML.
 
+import { firstLine } from "../core/format.js";
 import { html, useEffect, useLayoutEffect, useRef } from "../core/html.js";
 import { drawLater, dropDrawing } from "../core/tasks.js";
 
@@ -13,6 +14,8 @@ function loadTabulator() {
 const SORT_EVERY_MS = 3000;
 const ROWS_AT_ONCE = 20;
 const LETTER_PX = 8;
+const LONG_TEXT = 14;
+const MAX_NAME_SHARE = 0.4;
 
 function element(kind, className, text) {
   const node = document.createElement(kind);
@@ -21,13 +24,26 @@ function element(kind, className, text) {
   return node;
 }
 
+/** `node`, whose text the pointer shows in full where the column is too narrow for it. */
+function readable(node) {
+  if (node.textContent.length > LONG_TEXT) node.title = node.textContent;
+  return node;
+}
+
 /** Formatters of Tabulator. */
 export const cells = {
   /** The value as text, made by `format(value, row)`. */
-  text: (format = (value) => value ?? "–", className = "") => (cell) => element("span", className, format(cell.getValue(), cell.getData())),
+  text: (format = (value) => value ?? "–", className = "") => (cell) => readable(element("span", className, format(cell.getValue(), cell.getData()))),
+  /** The first line of a reason; the pointer shows all of it. */
+  reason: () => (cell) => {
+    const text = cell.getValue() ?? "";
+    const node = element("span", "", firstLine(text));
+    node.title = text;
+    return node;
+  },
   /** A link to `target(row)`. */
   link: (target, format = (value) => value) => (cell) => {
-    const node = element("a", "cell-link", format(cell.getValue(), cell.getData()));
+    const node = readable(element("a", "cell-link", format(cell.getValue(), cell.getData())));
     node.href = target(cell.getData());
     node.tabIndex = -1;
     return node;
@@ -92,12 +108,15 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
     const state = held.current;
     loadTabulator().then(({ TabulatorFull }) => {
       if (isOver || !place.current) return;
-      const placeholder = element("span", "empty", empty);
+      // A row with one cell, as a grid may have no other parts.
+      const placeholder = element("div");
+      placeholder.setAttribute("role", "row");
+      placeholder.appendChild(element("div", "empty", empty)).setAttribute("role", "gridcell");
       const drawn = state.rows ?? [];
       const table = new TabulatorFull(place.current, {
         data: drawn.map((row) => ({ ...row })),
         index: rowKey,
-        columns: columns.map((column) => ({ formatter: cells.text(), headerTooltip: false, ...column, minWidth: Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 40) })),
+        columns: columns.map((column) => sized(column, drawn, place.current.clientWidth)),
         layout: "fitColumns",
         responsiveLayout: "hide",
         maxHeight,
@@ -119,6 +138,7 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
         // Tabulator builds in a task of its own: other rows may have come since it was made.
         if (state.rows && state.rows !== drawn) drawLater(state, () => state.isReady && update(state, state.rows, rowKey));
         place.current?.setAttribute("aria-label", label);
+        nameParts(table.element);
         if (state.filter) table.setFilter((row) => state.filter?.(row) ?? true);
       });
       table.on("scrollVertical", () => drawLater(state.pending, () => state.isReady && drawVisible(state, rowKey)));
@@ -153,6 +173,23 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
   }, [chosen]);
   const onKeyDown = (event) => held.current.isReady && moveCursor(event, held.current, rowKey);
   return html`<div class="table" tabindex=${onOpen ? 0 : null} onKeyDown=${onOpen ? onKeyDown : null} ref=${place}></div>`;
+}
+
+/**
+ * A column with its least width. Numbers take no more: names and reasons get the room that is left. A column of names with
+ * `longest` is as wide as the longest name in `rows` at least, up to so many pixels and to its part of the table's `width`; other
+ * columns are hidden for that.
+ */
+function sized({ longest = 0, ...column }, rows, width) {
+  const letters = longest ? rows.reduce((most, row) => Math.max(most, String(row[column.field] ?? "").length), 0) : 0;
+  const minWidth = Math.max(column.minWidth ?? 0, Math.ceil(column.title.length * LETTER_PX) + 48, Math.min(longest, width * MAX_NAME_SHARE, letters * LETTER_PX + 16));
+  return { formatter: cells.text(), headerTooltip: false, ...column, minWidth, ...(column.hozAlign === "right" ? { width: minWidth } : {}) };
+}
+
+/** The part of a grid that scrolls holds its rows, as a group of them; Tabulator gives it the focus, and no role. */
+function nameParts(grid) {
+  grid.querySelector(".tabulator-tableholder")?.setAttribute("role", "rowgroup");
+  grid.querySelector(".tabulator-table")?.setAttribute("role", "presentation");
 }
 
 /** Brings the table up to date: what is visible now, the other rows before the next sorting, each step in a task of its own. */

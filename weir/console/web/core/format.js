@@ -110,6 +110,11 @@ export function sentence(text) {
   return text ? `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}` : "";
 }
 
+/** The first line of a text. */
+export function firstLine(text) {
+  return text.split("\n", 1)[0];
+}
+
 /** "1 worker", "3 workers". */
 export function count(number, noun, plural = `${noun}s`) {
   return `${grouped(number)} ${number === 1 ? noun : plural}`;

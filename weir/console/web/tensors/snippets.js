@@ -5,23 +5,53 @@ import { asDocument, isBinary } from "./request.js";
 
 const MAX_SHOWN = 64;
 
+/** Parameters that clients of tritonclient pass by name. */
+const NAMED = new Set(["sequence_id", "sequence_start", "sequence_end", "priority", "timeout"]);
+
 /**
- * `{curl, python, nats}` for a request. `place` is the gateway's `host:port`. Requests with long tensors are read from
- * `request.json`, those with a file's bytes from that file. `version` "" is the default one.
+ * `{curl, python, nats}` for a request. `places` is where it can be sent (`placesOf` of the form). Requests with long tensors
+ * are read from `request.json`, those with a file's bytes from that file. `version` "" is the default one. A decoupled model
+ * sends any number of responses, which HTTP has as a stream of events (`generate_stream`) and gRPC as a stream; `declared` are
+ * the inputs of its metadata.
  */
-export function snippets({ model, version, tensors, options, place }) {
-  const path = `/v2/models/${encodeURIComponent(model)}${version ? `/versions/${version}` : ""}/infer`;
+export function snippets({ model, version, tensors, options, places, declared = [], isDecoupled = false }) {
+  const base = `http://${places.http}/v2/models/${encodeURIComponent(model)}${version ? `/versions/${version}` : ""}`;
   const document = asDocument(tensors, options);
   const files = tensors.filter((tensor) => tensor.raw && tensor.file);
   const isLong = !files.length && tensors.some((tensor) => (tensor.data?.length ?? 0) > MAX_SHOWN);
   const json = JSON.stringify(document);
+  const plain = files.length ? curlWithFile(tensors, options, `${base}/infer`) : `curl -s ${base}/infer ${isLong ? "-d @request.json" : `-d ${quoted(json)}`}`;
   return {
     needsFile: isLong ? "request.json" : "",
     document: json,
-    curl: files.length ? curlWithFile(tensors, options, `http://${place}${path}`) : `curl -s http://${place}${path} ${isLong ? "-d @request.json" : `-d ${quoted(json)}`}`,
-    python: python(model, version, tensors, options, place),
-    nats: nats(model, version, tensors, json, isLong, place),
+    curl: isDecoupled ? curlOfStream(base, tensors, options, declared, isLong) : plain,
+    python: isDecoupled ? pythonOfStream(model, version, tensors, options, places) : python(model, version, tensors, options, places),
+    nats: nats(model, version, tensors, json, isLong, places, isDecoupled),
   };
+}
+
+/** `generate_stream` takes a flat JSON object: the values of each input in a list, which get the shape that the model declares. */
+function curlOfStream(base, tensors, options, declared, isLong) {
+  const isFlat = tensors.every((tensor) => !tensor.raw && isFlatShape(tensor, declared.find((input) => input.name === tensor.name)));
+  if (!isFlat || "sequence_id" in options.parameters) return "# generate_stream takes flat JSON, without the shapes or the sequence of this request:\n# send it over gRPC, as the Python program does.";
+  const url = `${base}/generate_stream`;
+  if (isLong) {
+    const flatten = 'import json; print(json.dumps({t["name"]: t["data"] for t in json.load(open("request.json"))["inputs"]}))';
+    return `python3 -c ${quoted(flatten)} | curl -sN ${url} -d @-`;
+  }
+  const values = Object.fromEntries(tensors.map(({ name, data }) => [name, data.length === 1 ? jsonValue(data[0]) : Array.from(data, jsonValue)]));
+  return `curl -sN ${url} -d ${quoted(JSON.stringify({ ...values, ...options.parameters }))}`;
+}
+
+function jsonValue(value) {
+  return typeof value === "bigint" ? Number(value) : value;
+}
+
+/** Whether the shape follows from the number of values: the innermost variable dimension takes what is left, others are 1. */
+function isFlatShape({ shape }, input) {
+  if (!input) return false;
+  const last = input.shape.lastIndexOf(-1);
+  return input.shape.every((dim, place) => dim !== -1 || place === last || shape[place] === 1);
 }
 
 function quoted(text) {
@@ -54,10 +84,9 @@ function pythonValue(value) {
   return Number.isInteger(value) ? String(value) : String(Math.fround(value) === value ? Number(value.toPrecision(7)) : value);
 }
 
-function python(model, version, tensors, options, place) {
-  const lines = ["import numpy as np", "import tritonclient.http as triton", ""];
-  if (tensors.some((tensor) => !tensor.raw && tensor.data.length > MAX_SHOWN)) lines.splice(0, 0, "import json", "");
-  lines.push(`client = triton.InferenceServerClient(${JSON.stringify(place)})`, "inputs = []");
+/** The lines that make `inputs`. */
+function pythonInputs(tensors) {
+  const lines = ["inputs = []"];
   tensors.forEach((tensor, at) => {
     const { name, datatype, shape, raw, file, data } = tensor;
     const kind = NUMPY[datatype];
@@ -67,25 +96,83 @@ function python(model, version, tensors, options, place) {
     lines.push(`tensor = triton.InferInput(${JSON.stringify(name)}, [${shape.join(", ")}], ${JSON.stringify(datatype)})`);
     lines.push(`tensor.set_data_from_numpy(values.reshape(${shape.join(", ") || "()"}))`, "inputs.append(tensor)");
   });
+  return lines;
+}
+
+/** What follows the inputs in the call of a client. */
+function pythonOptions(version, options) {
+  const more = [];
+  if (version) more.push(`model_version=${JSON.stringify(String(version))}`);
   const outputs = (options.outputs ?? []).map((output) => {
     const classes = output.parameters?.classification;
     return `triton.InferRequestedOutput(${JSON.stringify(output.name)}${classes ? `, class_count=${classes}` : ""})`;
   });
-  const more = [];
-  if (version) more.push(`model_version=${JSON.stringify(String(version))}`);
   if (outputs.length) more.push(`outputs=[${outputs.join(", ")}]`);
-  for (const [name, value] of Object.entries(options.parameters ?? {})) more.push(`${name}=${pythonValue(value)}`);
-  lines.push(`result = client.infer(${[JSON.stringify(model), "inputs", ...more].join(", ")})`);
-  lines.push('for output in result.get_response()["outputs"]:', '    print(output["name"], result.as_numpy(output["name"]))');
-  return lines.join("\n");
+  const own = [];
+  for (const [name, value] of Object.entries(options.parameters ?? {})) {
+    if (NAMED.has(name)) more.push(`${name}=${pythonValue(value)}`);
+    else own.push(`${JSON.stringify(name)}: ${pythonValue(value)}`);
+  }
+  if (own.length) more.push(`parameters={${own.join(", ")}}`);
+  return more;
 }
 
-function nats(model, version, tensors, json, isLong, place) {
+function needsJson(tensors) {
+  return tensors.some((tensor) => !tensor.raw && tensor.data.length > MAX_SHOWN);
+}
+
+function python(model, version, tensors, options, places) {
+  return [
+    ...(needsJson(tensors) ? ["import json", ""] : []),
+    "import numpy as np",
+    "import tritonclient.http as triton",
+    "",
+    `client = triton.InferenceServerClient(${JSON.stringify(places.http)})`,
+    ...pythonInputs(tensors),
+    `result = client.infer(${[JSON.stringify(model), "inputs", ...pythonOptions(version, options)].join(", ")})`,
+    'for output in result.get_response()["outputs"]:',
+    '    print(output["name"], result.as_numpy(output["name"]))',
+  ].join("\n");
+}
+
+function pythonOfStream(model, version, tensors, options, places) {
+  if (!places.grpc) return "# A decoupled model answers over gRPC, which the gateway does not serve: use curl.";
+  return [
+    ...(needsJson(tensors) ? ["import json"] : []),
+    "import queue",
+    "",
+    "import numpy as np",
+    "import tritonclient.grpc as triton",
+    "",
+    `client = triton.InferenceServerClient(${JSON.stringify(places.grpc)})`,
+    ...pythonInputs(tensors),
+    "answers = queue.Queue()",
+    "client.start_stream(lambda result, error: answers.put((result, error)))",
+    `client.async_stream_infer(${[JSON.stringify(model), "inputs", ...pythonOptions(version, options), "enable_empty_final_response=True"].join(", ")})`,
+    "while True:",
+    "    result, error = answers.get()",
+    "    if error:",
+    "        raise error",
+    "    for output in result.get_response().outputs:",
+    "        print(output.name, result.as_numpy(output.name))",
+    '    if result.get_response().parameters["triton_final_response"].bool_param:',
+    "        break",
+    "client.stop_stream()",
+  ].join("\n");
+}
+
+function nats(model, version, tensors, json, isLong, places, isDecoupled) {
   const subject = `infer.${token(model)}${version ? `.v${version}` : ""}`;
-  const port = place.slice(place.lastIndexOf(":") + 1); // the data folder of a server has the name of its HTTP port
-  const access = `export NATS_URL=$(cat ~/.local/share/weir/${port}/nats-url)   # row NATS access of the start-up block`;
   if (isBinary(tensors) && tensors.some((tensor) => tensor.raw)) return `# A file's bytes do not fit an argument of the shell; a program can send them: see docs/nats.md.\n# Subject: ${subject}, header Inference-Header-Content-Length: the length of the JSON before the bytes.`;
-  return `${access}\nnats request ${quoted(subject)} ${isLong ? '"$(cat request.json)"' : quoted(json)}`;
+  const { file, url } = places.nats;
+  const access = file ? `export NATS_URL=$(cat ${quotedPath(file)})` : `export NATS_URL=${quotedPath(url)}   # with your user and password, if the server asks for them`;
+  const more = isDecoupled ? " --replies=0 --reply-timeout=5s" : "";
+  return `${access}\nnats request${more} ${quoted(subject)} ${isLong ? '"$(cat request.json)"' : quoted(json)}`;
+}
+
+/** A path or URL as one word of the shell. */
+function quotedPath(text) {
+  return /^[A-Za-z0-9_./:@,+=-]+$/.test(text) ? text : quoted(text);
 }
 
 /** A model's name as one token of a subject. */

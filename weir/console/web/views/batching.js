@@ -107,7 +107,7 @@ function Picture({ model }) {
       </div>
       <section>
         <header class="picture-head">
-          <h3>Batches as they form</h3>
+          <h2 class="small-head">Batches as they form</h2>
           <p class="legend waits">${["waited briefly", "", "", "", "longest"].map((text, step) => html`<span key=${step} style="--key: ${palette.waits[step]}">${text}</span>`)}<span style="--key: ${palette.line}">padding</span></p>
           <button type="button" aria-pressed=${String(isHeld)} onClick=${() => setHeld(!isHeld)} title="Holds the picture, so that batches can be looked at">${isHeld ? "Go on" : "Hold"}</button>
         </header>
@@ -115,8 +115,8 @@ function Picture({ model }) {
         <p class="note">A column is a batch, the newest at the right. Above the line are its rows; below it, how long its requests waited.${shown?.dropped ? ` ${grouped(shown.dropped)} batches are not shown: there are more than the feed reports.` : ""}</p>
       </section>
       <div class="two">
-        <section><h3>Sizes</h3><${Chart} option=${sizes} height="150px" label="Batches by their number of rows" /></section>
-        <section><h3>Instances, the last ${LANES_MS / 1000} s</h3><${Chart} key=${lanes.lanes} option=${lanes.option} replaced=${["series"]} height="${Math.max(60, Math.min(12, lanes.lanes) * 22 + 30)}px" label="When ${lanes.lanes} instances ran batches" /></section>
+        <section><h2 class="small-head">Sizes</h2><${Chart} option=${sizes} height="150px" label="Batches by their number of rows" /></section>
+        <section><h2 class="small-head">Instances, the last ${LANES_MS / 1000} s</h2><${Chart} key=${lanes.lanes} option=${lanes.option} replaced=${["series"]} height="${Math.max(60, Math.min(12, lanes.lanes) * 22 + 30)}px" label="When ${lanes.lanes} instances ran batches" /></section>
       </div>
     </div>
   `;

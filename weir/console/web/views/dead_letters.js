@@ -5,7 +5,7 @@ import { bytes, count, grouped, moment } from "../core/format.js";
 import { html, useMemo } from "../core/html.js";
 import { refresh, usePoll } from "../core/polling.js";
 import { go, link, replaceQuery } from "../core/router.js";
-import { Action, Code, ReadOnlyNote, Waiting } from "../components/controls.js";
+import { Action, Code, Reason, ReadOnlyNote, Waiting } from "../components/controls.js";
 import { cells, numeric, Table } from "../components/table.js";
 
 const LIMIT = 200;
@@ -17,8 +17,8 @@ export function DeadLetters({ route, session, status }) {
   const columns = useMemo(
     () => [
       numeric("Number", "seq", grouped, { responsive: 2 }),
-      { title: "Model", field: "model", minWidth: 90 },
-      { title: "Reason", field: "reason", widthGrow: 4, minWidth: 140 },
+      { title: "Model", field: "model", widthGrow: 2, minWidth: 90, longest: 260 },
+      { title: "Reason", field: "reason", formatter: cells.reason(), widthGrow: 6, minWidth: 150, longest: 420 },
       numeric("Attempts", "attempts", grouped, { responsive: 3 }),
       numeric("Size", "size_bytes", bytes, { responsive: 3 }),
       numeric("At", "at_ms", moment, { minWidth: 90 }),
@@ -83,14 +83,14 @@ function Letter({ seq, session, done }) {
   const { headers } = data;
   return html`<section class="panel wide" aria-label="Dead letter ${seq}">
     <header><h2>Dead letter ${seq}</h2><button type="button" class="plain" aria-label="Close" onClick=${() => go(["dead"])}>×</button></header>
-    <p class="failure">${data.reason}</p>
+    <${Reason} text=${data.reason} />
     <dl class="facts">
       <div><dt>Model</dt><dd><a href=${link(["models", data.model])}>${data.model}</a></dd></div>
       <div><dt>Request</dt><dd><a href=${link(["requests", data.id])}>${data.id}</a></dd></div>
       <div><dt>Attempts</dt><dd>${data.attempts}</dd></div>
       <div><dt>At</dt><dd>${moment(data.at_ms)}</dd></div>
     </dl>
-    ${data.history?.length ? html`<h3>Attempts</h3><ol class="texts">${data.history.map((entry, place) => html`<li key=${place}>${typeof entry === "string" ? entry : historyText(entry)}</li>`)}</ol>` : null}
+    ${data.history?.length ? html`<h3>Attempts</h3><ol class="texts">${data.history.map((entry, place) => html`<li key=${place}><${Reason} className="" text=${typeof entry === "string" ? entry : historyText(entry)} /></li>`)}</ol>` : null}
     ${headers.length ? html`<h3>Headers</h3><dl class="facts">${headers.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${String(value)}</dd></div>`)}</dl>` : null}
     <h3>Payload <small>${bytes(data.size_bytes)}${data.preview.hex !== undefined ? ", as hexadecimal" : ""}</small></h3>
     <${Code} text=${previewOf(data)} />

@@ -1,14 +1,25 @@
 // Jobs: offline jobs with their progress; submit one by upload.
 
 import { act, segment } from "../core/api.js";
-import { bytes, count, grouped, moment, number, percent, seconds } from "../core/format.js";
+import { bytes, count, grouped, moment, number, percent, seconds, sentence } from "../core/format.js";
 import { html, useMemo, useRef, useState } from "../core/html.js";
 import { refresh, usePoll } from "../core/polling.js";
 import { go, link } from "../core/router.js";
-import { Action, Field, READ_ONLY, ReadOnlyNote, State, Waiting } from "../components/controls.js";
+import { Action, Field, READ_ONLY, Reason, ReadOnlyNote, State, Waiting } from "../components/controls.js";
 import { cells, numeric, Table } from "../components/table.js";
 
 const TONES = { queued: "idle", running: "good", paused: "warn", cancelling: "warn", cancelled: "idle", succeeded: "good", failed: "bad" };
+
+/** How good the state of a job is: one in which items failed is not good, whatever became of the others. */
+export function toneOf(job) {
+  if (job.failed) return job.failed * 2 >= job.done ? "bad" : "warn";
+  return TONES[job.state] ?? "idle";
+}
+
+/** The state of a job in words: "succeeded" is one without a failed item. */
+export function stateText(job) {
+  return job.state === "succeeded" && job.failed ? `done, ${grouped(job.failed)} of ${grouped(job.done)} failed` : job.state;
+}
 
 const MAX_UPLOAD_BYTES = 8 << 20;
 
@@ -23,15 +34,17 @@ export function Jobs({ route, session }) {
   const { data, error } = usePoll("/api/jobs", 1000);
   const [isOpen, setOpen] = useState(false);
   const id = route.path[1] ?? "";
-  const rows = useMemo(() => listOf(data).map((job) => ({ ...job, progress: job.total ? job.done / job.total : null })), [data]);
+  // Without a gateway the jobs are as they were, and how fast they go is unknown.
+  const isOld = Boolean(error);
+  const rows = useMemo(() => listOf(data).map((job) => ({ ...job, outcome: stateText(job), progress: job.total ? job.done / job.total : null, ...(isOld ? { rate_per_s: null, left_s: null } : {}) })), [data, isOld]);
   const columns = useMemo(
     () => [
       { title: "Job", field: "id", formatter: cells.text((one) => one.replace("batch-", ""), "mono"), widthGrow: 2, minWidth: 110 },
-      { title: "Model", field: "model", widthGrow: 2, minWidth: 90 },
-      { title: "State", field: "state", formatter: cells.state((state) => TONES[state] ?? "idle"), minWidth: 90 },
+      { title: "Model", field: "model", widthGrow: 3, minWidth: 90, longest: 260 },
+      { title: "State", field: "outcome", formatter: cells.state((_, job) => toneOf(job)), widthGrow: 2, minWidth: 100, longest: 240 },
       { title: "Done", field: "progress", formatter: cells.share((share, row) => `${grouped(row.done)}${row.total ? ` of ${grouped(row.total)}` : ""}`), sorter: "number", widthGrow: 2, minWidth: 110 },
       numeric("Failed", "failed", grouped, { responsive: 2 }),
-      numeric("Rate", "rate_per_s", (rate) => (rate ? `${number(rate)}/s` : ""), { responsive: 3 }),
+      numeric("Rate", "rate_per_s", (rate) => (rate ? `${number(rate)}/s` : rate === null ? "–" : ""), { responsive: 3 }),
       numeric("Left", "left_s", (left, row) => (row.state === "running" ? seconds(left) : ""), { responsive: 2 }),
       numeric("Submitted", "created_ms", moment, { responsive: 4, minWidth: 100 }),
     ],
@@ -46,6 +59,7 @@ export function Jobs({ route, session }) {
     <${ReadOnlyNote} session=${session} />
     ${isOpen ? html`<${Submit} session=${session} onDone=${(job) => (setOpen(false), go(["jobs", job.id]))} />` : null}
     ${!data ? html`<${Waiting} error=${error} what="the jobs" />` : null}
+    ${data && error ? html`<p class="failure" role="alert">${sentence(error.message)} What you see is from before.</p>` : null}
     ${id ? html`<${Job} key=${id} id=${id} listed=${rows.find((job) => job.id === id)} session=${session} />` : null}
     ${data ? html`<${Table} label="Jobs" columns=${columns} rows=${rows} chosen=${id} sort=${[{ column: "created_ms", dir: "desc" }]} onOpen=${(row) => go(["jobs", row.id])} empty="No job" />` : null}
   `;
@@ -55,7 +69,7 @@ const FINAL = new Set(["succeeded", "failed", "cancelled"]);
 
 function Job({ id, listed, session }) {
   const { data, error } = usePoll(`/api/jobs/${segment(id)}`, 1000);
-  const job = data ?? listed;
+  const job = error && data ? { ...data, rate_per_s: null, left_s: null } : (data ?? listed);
   if (!job) return html`<${Waiting} error=${error} what="the job" />`;
   const path = `/api/jobs/${segment(id)}`;
   const run = (verb, done) => async () => {
@@ -70,15 +84,15 @@ function Job({ id, listed, session }) {
   return html`<section class="panel wide" aria-label="Job ${id}">
     <header>
       <h2>${job.id}</h2>
-      <${State} tone=${TONES[job.state] ?? "idle"}>${job.state}</${State}>
+      <${State} tone=${toneOf(job)}>${stateText(job)}</${State}>
       <button type="button" class="plain" aria-label="Close" onClick=${() => go(["jobs"])}>×</button>
     </header>
     <div class="progress" role="progressbar" aria-label="Progress" aria-valuemin="0" aria-valuemax="100" aria-valuenow=${share === null ? null : Math.round(share * 100)} style="--share: ${(share ?? 0) * 100}%"></div>
     <p>
       ${grouped(job.done)}${job.total ? ` of ${count(job.total, "item")} (${percent(share)})` : " items"}${job.failed ? html`, <b class="bad-text">${grouped(job.failed)} failed</b>` : ""}${job.state === "running" && job.rate_per_s ? `, ${number(job.rate_per_s)} items/s` : ""}${job.state === "running" && job.left_s !== null && job.left_s !== undefined ? `, ${seconds(job.left_s)} left` : ""}
     </p>
-    ${job.note ? html`<p class="problem warning"><b>${job.note}</b></p>` : null}
-    ${job.error ? html`<p class="failure">${job.error}</p>` : null}
+    ${job.note ? html`<div class="problem warning"><${Reason} className="" text=${job.note} /></div>` : null}
+    ${job.error ? html`<${Reason} text=${job.error} />` : null}
     <p class="buttons">
       ${job.state === "paused"
         ? html`<${Action} label="Resume" tone="primary" title="Goes on with the first item that is not done" session=${session} run=${run("resume", "The job goes on")} />`

@@ -34,7 +34,7 @@ export function Models({ route }) {
   const hasReasons = rows.some((row) => row.reason);
   const columns = useMemo(
     () => [
-      { title: "Model", field: "name", formatter: cells.link((row) => link(["models", row.id]), (name, row) => (row.namespace ? `${name} (${row.namespace})` : name)), widthGrow: 3, minWidth: 130 },
+      { title: "Model", field: "name", formatter: cells.link((row) => link(["models", row.id]), (name, row) => (row.namespace ? `${name} (${row.namespace})` : name)), widthGrow: 3, minWidth: 130, longest: 320 },
       { title: "State", field: "state", formatter: cells.state(toneOf, (state) => (state || "not loaded").toLowerCase()), minWidth: 112 },
       { title: "Versions", field: "ready", responsive: 7 },
       numeric("Requests/s", "requests_per_s", decimal),
@@ -45,7 +45,7 @@ export function Models({ route }) {
       numeric("Batch", "batch_size", decimal, { responsive: 4 }),
       { title: "Busy", field: "utilization", formatter: cells.share(percent), sorter: "number", responsive: 4 },
       numeric("Workers", "workers", number, { responsive: 8 }),
-      ...(hasReasons ? [{ title: "Reason", field: "reason", widthGrow: 3, minWidth: 130, responsive: 2 }] : []),
+      ...(hasReasons ? [{ title: "Reason", field: "reason", formatter: cells.reason(), widthGrow: 6, minWidth: 260, responsive: 2 }] : []),
     ],
     [hasReasons],
   );

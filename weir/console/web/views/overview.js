@@ -1,6 +1,6 @@
 // Overview: the load of all models or of one, over the last minutes or hour.
 
-import { count, decimal, milliseconds, number, percent, sentence } from "../core/format.js";
+import { count, decimal, milliseconds, number, percent } from "../core/format.js";
 import { html, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { link, replaceQuery } from "../core/router.js";
@@ -9,7 +9,7 @@ import { Choices, Figure, State } from "../components/controls.js";
 import { LineChart, latest } from "../components/line_chart.js";
 import { chartsOf } from "./charts.js";
 import { cells, numeric, Table } from "../components/table.js";
-import { sortedProblems } from "./problems.js";
+import { keyOf, Problem, warningsOf } from "./problems.js";
 
 const RANGES = [
   [60_000, "1 min"],
@@ -68,15 +68,13 @@ export function Overview({ route, status }) {
 function Summary({ status }) {
   if (!status) return html`<p class="summary">…</p>`;
   const up = (role) => status.roles.filter((one) => one.role === role && one.state !== "silent").length;
-  const warnings = sortedProblems(status).filter((problem) => problem.level === "warning");
-  const tone = { healthy: "good", degraded: "warn", unreachable: "bad" }[status.state] ?? "idle";
+  const warnings = warningsOf(status).filter((finding) => finding.level !== "down"); // those stand above each view
+  const tone = { healthy: "good", degraded: "warn", down: "bad", unreachable: "bad" }[status.state] ?? "idle";
   return html`<div class="summary">
     <p>
       <${State} tone=${tone}>${status.state}</${State}>: ${count(status.hosts.length, "host")}, ${count(up("gateway"), "gateway")}, ${count(up("scheduler"), "scheduler")}, ${count(up("worker"), "worker")}, ${count(status.models.length, "model")}
     </p>
-    ${warnings.slice(0, 3).map(
-      (problem) => html`<p key=${problem.kind + problem.about} class="problem warning"><b>${sentence(problem.text)}</b> ${sentence(problem.advice ?? "")}</p>`,
-    )}
+    ${warnings.slice(0, 3).map((finding) => html`<${Problem} key=${keyOf(finding)} finding=${finding} />`)}
     ${warnings.length > 3 ? html`<p><a href=${link(["topology"])}>${warnings.length - 3} more</a></p>` : null}
   </div>`;
 }
@@ -85,7 +83,7 @@ function Busiest({ models }) {
   const rows = useMemo(() => [...(models ?? [])].filter((model) => model.loaded).sort((a, b) => (b.requests_per_s ?? 0) - (a.requests_per_s ?? 0) || a.name.localeCompare(b.name)).slice(0, BUSIEST), [models]);
   const columns = useMemo(
     () => [
-      { title: "Busiest models", field: "name", formatter: cells.link((row) => link(["models", row.id])), minWidth: 140, widthGrow: 3 },
+      { title: "Busiest models", field: "name", formatter: cells.link((row) => link(["models", row.id])), minWidth: 140, widthGrow: 3, longest: 320 },
       numeric("Requests/s", "requests_per_s", decimal),
       numeric("Failures/s", "failures_per_s", decimal, { responsive: 2 }),
       numeric("Median", "p50_ms", milliseconds, { responsive: 2 }),

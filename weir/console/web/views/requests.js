@@ -5,7 +5,7 @@ import { clock, milliseconds, moment, seconds, shortId } from "../core/format.js
 import { html, useEffect, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { go, link, replaceQuery } from "../core/router.js";
-import { State, Waiting } from "../components/controls.js";
+import { Reason, State, Waiting } from "../components/controls.js";
 import { cells, numeric, Table } from "../components/table.js";
 import { Waterfall } from "../components/waterfall.js";
 
@@ -75,7 +75,7 @@ function Record({ record }) {
       <div><dt>Ended</dt><dd>${moment(record.ended_ms)}${record.accepted_ms ? `, after ${seconds((record.ended_ms - record.accepted_ms) / 1000)}` : ""}</dd></div>
       ${record.tenant ? html`<div><dt>Tenant</dt><dd>${record.tenant}</dd></div>` : null}
     </dl>
-    ${record.history?.length ? html`<h3>Attempts</h3><ol class="texts">${record.history.map((attempt, place) => html`<li key=${place}>${moment(attempt.ended_ms)}: ${attempt.reason}</li>`)}</ol>` : null}
+    ${record.history?.length ? html`<h3>Attempts</h3><ol class="texts">${record.history.map((attempt, place) => html`<li key=${place}><${Reason} className="" text="${moment(attempt.ended_ms)}: ${attempt.reason}" /></li>`)}</ol>` : null}
   `;
 }
 
@@ -91,8 +91,8 @@ function Recent({ model, chosen }) {
   const columns = useMemo(
     () => [
       { title: "At", field: "at_ms", formatter: cells.text(clock, "number"), minWidth: 84 },
-      { title: "Id", field: "id", formatter: cells.text((id, row) => id || row.key, "mono"), widthGrow: 3, minWidth: 120 },
-      { title: "Model", field: "model", widthGrow: 2, minWidth: 90 },
+      { title: "Id", field: "id", formatter: cells.text((id, row) => id || row.key, "mono"), widthGrow: 3, minWidth: 120, longest: 260 },
+      { title: "Model", field: "model", widthGrow: 2, minWidth: 90, longest: 260 },
       numeric("Version", "version", (version) => version || "", { responsive: 3 }),
       { title: "Over", field: "protocol", responsive: 2 },
       numeric("Took", "duration_ms", milliseconds),

@@ -3,9 +3,9 @@
 import { bytes, count, grouped, moment, number, percent, seconds, shortId } from "../core/format.js";
 import { html, useMemo, useState } from "../core/html.js";
 import { link, replaceQuery } from "../core/router.js";
-import { State, Tabs, Waiting } from "../components/controls.js";
+import { Reason, State, Tabs, Waiting } from "../components/controls.js";
 import { cells, numeric, Table } from "../components/table.js";
-import { Problems, sortedProblems } from "./problems.js";
+import { Problems } from "./problems.js";
 import { TopologyPicture } from "./topology_picture.js";
 
 export const TONES = { up: "good", draining: "warn", leaving: "warn", silent: "bad" };
@@ -28,7 +28,7 @@ export function Topology({ route, status }) {
       <h1>Topology</h1>
       <p class="note">${count(data.hosts.length, "host")}, ${count(data.roles.length, "process", "processes")}, ${count(data.queues.length, "queue")}${data.broker ? `, NATS ${data.broker.version} at ${data.broker.url}` : ""}</p>
     </header>
-    <${Problems} problems=${sortedProblems(data)} />
+    <${Problems} findings=${data.findings} />
     <div class="topology">
       <${TopologyPicture} status=${data} chosen=${chosen?.id} onChoose=${choose} />
       ${chosen ? html`<${Process} role=${chosen} status=${data} onClose=${() => choose(chosen.id)} />` : null}
@@ -57,7 +57,7 @@ function Process({ role, status, onClose }) {
     <p><code>${role.id}</code></p>
     <p><${State} tone=${TONES[role.state]}>${role.state}</${State}> ${MEANINGS[role.state]}</p>
     <dl class="facts">${facts.map(([name, value]) => html`<div key=${name + value}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
-    ${role.unreadable.map((reason) => html`<p key=${reason} class="failure">${reason}</p>`)}
+    ${role.unreadable.map((reason) => html`<${Reason} key=${reason} text=${reason} />`)}
     ${queues.length ? html`<h3>Owns ${count(queues.length, "queue")}</h3><${Names} names=${queues.map((queue) => queue.model)} />` : null}
     ${models.length ? html`<h3>Serves ${count(models.length, "model")}</h3><${Names} names=${models.map((model) => model.name)} />` : null}
   </aside>`;
@@ -70,7 +70,7 @@ function Names({ names }) {
 function Processes({ roles, chosen, onOpen }) {
   const columns = useMemo(
     () => [
-      { title: "Process", field: "id", formatter: cells.text(shortId, "mono"), widthGrow: 3, minWidth: 130 },
+      { title: "Process", field: "id", formatter: cells.text(shortId, "mono"), widthGrow: 3, minWidth: 130, longest: 260 },
       { title: "Role", field: "role", minWidth: 90 },
       { title: "State", field: "state", formatter: cells.state((state) => TONES[state]), minWidth: 90 },
       { title: "Host", field: "host_name", formatter: cells.text((name, row) => name || row.host), responsive: 2 },
@@ -108,9 +108,9 @@ function Queues({ queues }) {
   );
   const columns = useMemo(
     () => [
-      { title: "Model", field: "model", formatter: cells.link((row) => link(["models", row.model])), widthGrow: 2, minWidth: 120 },
+      { title: "Model", field: "model", formatter: cells.link((row) => link(["models", row.model])), widthGrow: 2, minWidth: 120, longest: 300 },
       numeric("Partition", "partition", grouped, { responsive: 4 }),
-      { title: "Owner", field: "owner", formatter: cells.state((owner, row) => (!owner ? "bad" : row.claims > 1 ? "warn" : "good"), (owner, row) => (!owner ? "no scheduler" : row.claims > 1 ? `${row.claims} claim it` : shortId(owner))), widthGrow: 2, minWidth: 120 },
+      { title: "Owner", field: "owner", formatter: cells.state((owner, row) => (!owner ? "bad" : row.claims > 1 ? "warn" : "good"), (owner, row) => (!owner ? "no scheduler" : row.claims > 1 ? `${row.claims} claim it` : shortId(owner))), widthGrow: 2, minWidth: 120, longest: 260 },
       numeric("Live", "live", grouped),
       numeric("Event", "event", grouped, { responsive: 3 }),
       numeric("Batch", "batch", grouped, { responsive: 3 }),

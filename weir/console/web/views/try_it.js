@@ -1,34 +1,39 @@
 // Try it: a form made from a model's metadata, the response, the latency by hop, and the same request to copy.
 
-import { act, get, segment } from "../core/api.js";
-import { milliseconds } from "../core/format.js";
+import { act, segment } from "../core/api.js";
+import { milliseconds, sentence } from "../core/format.js";
 import { html, useCallback, useEffect, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { go, link, replaceQuery } from "../core/router.js";
-import { Code, Field, State, Tabs, Waiting } from "../components/controls.js";
+import { Code, Field, Reason, State, Tabs, Waiting } from "../components/controls.js";
 import { SequenceChart } from "../components/sequence_chart.js";
 import { Waterfall } from "../components/waterfall.js";
 import { asBody, hasBatch, isBinary, wantedOutputs } from "../tensors/request.js";
 import { snippets } from "../tensors/snippets.js";
+import { hasFinding } from "./problems.js";
 import { InputCard, startInput, tensorsOf } from "./try_input.js";
 import { Outputs } from "./try_outputs.js";
 
 const MAX_CHUNKS = 2000;
+const LOOK_AGAIN_MS = 2000;
 
-export function TryIt({ route, status }) {
+const NO_GATEWAY = "No gateway replies: no request can be sent until one does.";
+
+export function TryIt({ route, status, session }) {
   const name = route.path[1] ?? "";
   const index = usePoll("/api/models", 5000);
   const names = (index.data?.models ?? []).filter((model) => model.loaded).map((model) => model.id);
-  const [model, setModel] = useState(null);
-  const [error, setError] = useState(null);
+  // The form is made once: what changes later must not take away what was typed.
+  const [held, setHeld] = useState(null);
+  const isHeld = held?.id === name;
+  const chosenMs = useMemo(() => Date.now(), [name]);
+  const { data, error, atMs } = usePoll(name && !isHeld ? `/api/models/${segment(name)}` : "", LOOK_AGAIN_MS);
+  const isNew = atMs >= chosenMs - LOOK_AGAIN_MS; // what another view asked for earlier may be old
+  const model = isHeld ? held : isNew ? data : null;
   useEffect(() => {
-    setModel(null);
-    setError(null);
-    if (!name) return undefined;
-    const over = new AbortController();
-    get(`/api/models/${segment(name)}`, over.signal).then(setModel, (failure) => over.signal.aborted || setError(failure));
-    return () => over.abort();
-  }, [name]);
+    if (isNew && data?.metadata && data.id === name) setHeld(data);
+  }, [data, isNew, name]);
+  const hasGateway = !hasFinding(status.data, "no gateway");
   return html`
     <header class="view-head">
       <h1>Try it</h1>
@@ -48,8 +53,8 @@ export function TryIt({ route, status }) {
     </header>
     ${!name ? html`<${Gallery} models=${index.data?.models} error=${index.error} />` : null}
     ${name && !model ? html`<${Waiting} error=${error} what="the model's metadata" />` : null}
-    ${name && model && !model.metadata ? html`<p class="note">No worker serves the model. <a href=${link(["models", name])}>Load it</a> first.</p>` : null}
-    ${name && model?.metadata ? html`<${Form} key=${name} id=${name} model=${model} version=${route.query.version ?? ""} place=${gatewayOf(status.data)} />` : null}
+    ${name && model && !model.metadata ? html`<${NoForm} name=${name} model=${model} hasGateway=${hasGateway} />` : null}
+    ${name && model?.metadata ? html`<${Form} key=${name} id=${name} model=${model} version=${route.query.version ?? ""} places=${placesOf(status.data, session)} hasGateway=${hasGateway} />` : null}
   `;
 }
 
@@ -57,13 +62,25 @@ function numberOf(version) {
   return typeof version === "object" ? version.version : version;
 }
 
-/** `host:port` of a gateway's HTTP server; null until one is known. */
-function gatewayOf(status) {
-  for (const role of status?.roles ?? []) {
-    const url = role.role === "gateway" ? role.urls.find((one) => one.startsWith("http://") && !one.endsWith("/metrics")) : null;
-    if (url) return url.replace("http://", "");
-  }
-  return null;
+/** Why there is no form. */
+function NoForm({ name, model, hasGateway }) {
+  if (!hasGateway) return html`<p class="failure" role="alert">${NO_GATEWAY}</p>`;
+  if (model.reason) return html`<p>The model is not loaded:</p><${Reason} isAlert text=${model.reason} /><p><a href=${link(["models", name])}>About the model</a></p>`;
+  if (model.versions.length) return html`<${Waiting} what="the model's metadata" />`;
+  return html`<p class="note">No worker serves the model. <a href=${link(["models", name])}>Load it</a> first.</p>`;
+}
+
+/**
+ * Where the same request can be sent: `{http, grpc, nats}`, of which `http` and `grpc` are the `host:port` of a gateway, and
+ * `nats` is how to get to the NATS server; null until a gateway is known.
+ */
+function placesOf(status, session) {
+  const gateways = (status?.roles ?? []).filter((role) => role.role === "gateway" && role.state !== "silent");
+  const placeOf = (scheme) => gateways.flatMap((role) => role.urls).find((url) => url.startsWith(scheme) && !url.endsWith("/metrics"))?.slice(scheme.length) ?? null;
+  const http = placeOf("http://");
+  if (!http || !session) return null;
+  const { access_file: file, url } = session.cluster;
+  return { http, grpc: placeOf("grpc://"), nats: file ? { file } : { url } };
 }
 
 function Gallery({ models, error }) {
@@ -74,7 +91,7 @@ function Gallery({ models, error }) {
     <ul class="names large">${loaded.slice(0, 60).map((model) => html`<li key=${model.id}><a href=${link(["try", model.id])}>${model.name}</a></li>`)}</ul>`;
 }
 
-function Form({ id, model, version, place }) {
+function Form({ id, model, version, places, hasGateway }) {
   const { metadata, config } = model;
   const isSequence = Boolean(config?.sequence_batching);
   const labels = model.labels ?? {};
@@ -108,7 +125,7 @@ function Form({ id, model, version, place }) {
   );
 
   async function run() {
-    if (built.problem || isRunning) return;
+    if (built.problem || isRunning || !hasGateway) return;
     setRunning(true);
     try {
       if (sound) await runSequence();
@@ -144,7 +161,8 @@ function Form({ id, model, version, place }) {
       run();
     }
   }
-  const copies = useMemo(() => (built.tensors && place ? snippets({ model: id, version, tensors: built.tensors, options, place }) : null), [built, options, version, place]);
+  const known = places && JSON.stringify(places);
+  const copies = useMemo(() => (built.tensors && places ? snippets({ model: id, version, tensors: built.tensors, options, places, declared: metadata.inputs, isDecoupled: Boolean(config?.model_transaction_policy?.decoupled) }) : null), [built, options, version, known]);
   return html`<div class="try" onKeyDown=${onKeyDown}>
     <section aria-label="Request">
       ${inputs.map((input, place) => html`<${InputCard} key=${input.name} input=${input} hasBatch=${hasBatch(config)} onChange=${(changes) => change(place, changes)} />`)}
@@ -153,8 +171,9 @@ function Form({ id, model, version, place }) {
         ? html`<label class="check"><input type="checkbox" checked=${wantsLabels} onChange=${(event) => setWantsLabels(event.target.checked)} /> Ask for the best classes of ${Object.keys(labels).join(", ")}</label>`
         : null}
       ${built.problem ? html`<p class="failure" role="alert">${built.problem}</p>` : null}
+      ${hasGateway ? null : html`<p class="failure">${NO_GATEWAY}</p>`}
       <p class="buttons">
-        <button type="button" class="primary" aria-disabled=${built.problem || isRunning ? "true" : null} title="Sends the request to a gateway, as any client (Ctrl+Enter)" onClick=${run}>
+        <button type="button" class="primary" aria-disabled=${built.problem || isRunning || !hasGateway ? "true" : null} title="Sends the request to a gateway, as any client (Ctrl+Enter)" onClick=${run}>
           ${isRunning ? "Running…" : sound ? `Send ${Math.min(sound.chunks.length, MAX_CHUNKS)} chunks` : "Send request"}
         </button>
         ${built.tensors && isBinary(built.tensors) ? html`<span class="note">Sent as JSON with raw tensors behind it.</span>` : null}
@@ -182,7 +201,7 @@ function SequenceFields({ sequence, onChange }) {
 
 function Response({ result, labels }) {
   const [tab, setTab] = useState("outputs");
-  if (result.error) return html`<p class="failure" role="alert">${result.error.message}</p>`;
+  if (result.error) return html`<${Reason} isAlert text=${sentence(result.error.message)} />`;
   const { answer } = result;
   const hasFailed = answer.status >= 400;
   return html`
@@ -193,14 +212,19 @@ function Response({ result, labels }) {
       ${answer.response?.model_version ? html`<span class="note">version ${answer.response.model_version}</span>` : null}
       ${result.sequence ? html`<span class="note">chunk ${result.sequence.values.length} of ${result.sequence.total}</span>` : null}
     </header>
-    ${hasFailed ? html`<p class="failure" role="alert">${answer.response?.error ?? `status ${answer.status}`}</p>` : null}
+    ${hasFailed ? html`<${Reason} isAlert text=${errorOf(answer)} />` : null}
     ${result.sequence ? html`<${SequenceChart} ...${result.sequence} />` : null}
-    ${answer.hops?.length ? html`<h3>Where the time went</h3><${Waterfall} spans=${answer.hops} label="The request by hop" />` : null}
+    ${answer.hops?.length ? html`<h2 class="small-head">Where the time went</h2><${Waterfall} spans=${answer.hops} label="The request by hop" />` : null}
     ${answer.response && !hasFailed
       ? html`<${Tabs} label="Response" tabs=${[["outputs", "Outputs"], ["json", "JSON"]]} current=${tab} onChoose=${setTab} />
           ${tab === "outputs" ? responsesOf(answer.response).map((response, place) => html`<${Outputs} key=${place} outputs=${response.outputs ?? []} labels=${labels} />`) : html`<${Code} text=${shortJson(answer.response)} />`}`
       : null}
   `;
+}
+
+/** The error of an answer that failed: that of the last response, where a decoupled model has sent several. */
+function errorOf(answer) {
+  return responsesOf(answer.response ?? {}).at(-1)?.error ?? `status ${answer.status}`;
 }
 
 /** The responses in an answer: a decoupled model sends any number of them. */
@@ -229,7 +253,7 @@ function Copies({ copies }) {
   }
   if (!copies) return html`<section class="copies" aria-label="The same request elsewhere"><p class="note">The same request as a command is shown once the address of a gateway is known.</p></section>`;
   return html`<section class="copies" aria-label="The same request elsewhere">
-    <h3>The same request</h3>
+    <h2 class="small-head">The same request</h2>
     <${Tabs} label="Language" tabs=${[["curl", "curl"], ["python", "Python"], ["nats", "nats"]]} current=${tab} onChoose=${setTab} />
     ${copies.needsFile ? html`<p class="note">It reads <button type="button" class="small" onClick=${download}>${copies.needsFile}</button></p>` : null}
     <${Code} text=${copies[tab]} />

@@ -21,7 +21,7 @@ function Output({ output, labels }) {
   const classes = output.datatype === "BYTES" && labels ? values.map(readClass) : null;
   const map = mapOf(output);
   return html`<section class="output" aria-label="Output ${output.name}">
-    <h4>${output.name} <small>${output.datatype} [${output.shape.join(", ")}]</small></h4>
+    <h3>${output.name} <small>${output.datatype} [${output.shape.join(", ")}]</small></h3>
     ${classes?.every(Boolean)
       ? html`<${Classes} classes=${classes} />`
       : map
