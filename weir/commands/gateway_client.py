@@ -62,7 +62,7 @@ class GatewayClient:
 
     def exchange(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[Mapping[str, str], bytes]:
+    ) -> tuple[http.client.HTTPMessage, bytes]:
         """The headers and the body of the response. Raises StartError with the server's reason, or Unreachable."""
         with self._response(method, path, body, headers or {}) as response:
             return response.headers, response.read()
