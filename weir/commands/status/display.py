@@ -130,6 +130,10 @@ def _used(hosts: Sequence[Host]) -> str:
     return f"; instances {busy / instances:.0%} busy" if instances else ""
 
 
+_COMMAND = "`weir "
+"""In a piece of advice that a person follows by typing."""
+
+
 def _problems(status: ClusterStatus, shows_all: bool) -> Iterator[RenderableType]:
     """One line for each finding, with long texts cut; with `shows_all` one for each problem."""
     shown: Sequence[Problem | Finding] = status.problems if shows_all else status.findings
@@ -138,6 +142,8 @@ def _problems(status: ClusterStatus, shows_all: bool) -> Iterator[RenderableType
         text = problem.text if shows_all else _cut_text(problem.text)
         style = _LEVEL_STYLES[problem.level]
         line.add_row(Text("-" if problem.level == "note" else "!", style=style), one_line(text))
+        if _COMMAND in problem.advice:
+            line.add_row("", Text(problem.advice.replace("`", ""), style="dim"))
         yield line
 
 

@@ -266,6 +266,17 @@ def test_commands_of_the_advice_act_on_the_server_that_was_asked() -> None:
     assert "--data-dir" not in problem.advice
 
 
+def test_commands_to_type_are_printed_with_their_finding() -> None:
+    out = io.StringIO()
+    status = summarise(replace(HEALTHY, dead={"a": 3}), " --data-dir /a")
+    print_status(status, Console(file=out, width=200))
+    lines = [line.strip() for line in out.getvalue().splitlines()]
+    place = lines.index("- 3 dead letters of 'a'")
+    assert lines[place + 1] == (
+        "weir dead list --data-dir /a, then weir dead replay --data-dir /a or weir dead purge --data-dir /a"
+    )
+
+
 def test_a_draining_worker_is_a_note() -> None:
     draining = worker(WORKERS[0], WorkerRecord(WORKERS[0], 7, draining=True), a=READY, b=READY)
     status = summarise(replace(HEALTHY, workers={**HEALTHY.workers, WORKERS[0]: draining}))
