@@ -21,7 +21,7 @@ from weir.calls import model_control as model_operations
 from weir.calls.model_control import ModelControl
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.wire.model_control import MAX_CONFIG_LENGTH, DesiredModel, WantedModel
-from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
+from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 
 class NoRegistry:
@@ -172,7 +172,7 @@ async def test_workers_that_carry_out_no_operations_are_not_waited_for() -> None
         fixed=lambda revision: told(1, in_force=1), holder=lambda revision: told(revision, in_force=revision)
     )
     views = operations._registry.workers
-    views["fixed"].record.takes_operations = False
+    views["fixed"].record = WorkerRecord("fixed", 1)
     await operations.load("m", None, {})
     assert operations.is_explicit
     broker.entries[-1] = DesiredModel("m", 1, WantedModel(True))
@@ -180,10 +180,16 @@ async def test_workers_that_carry_out_no_operations_are_not_waited_for() -> None
         await operations.unload("m", with_dependents=False)
     assert refused.value.code is ErrorCode.INTERNAL
     views.pop("holder")
+    refusal = "explicit model load / unload is not allowed if polling is enabled"
     for operation in (operations.load("m", None, {}), operations.unload("m", with_dependents=False)):
-        with pytest.raises(WeirError, match="explicit model load / unload is not allowed"):
+        with pytest.raises(
+            WeirError, match=f"{refusal}, nor with --model-control-mode=none, as here: start the server"
+        ):
             await operation
     assert not operations.is_explicit
+    views["fixed"].record = WorkerRecord("fixed", 1, model_control_mode="poll")
+    with pytest.raises(WeirError, match=f"{refusal}$"):
+        await operations.load("m", None, {})
 
 
 def of(name: str, state: ModelState, *parts: str) -> ModelRecord:
