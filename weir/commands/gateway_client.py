@@ -7,6 +7,7 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -62,7 +63,7 @@ class GatewayClient:
 
     def exchange(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[http.client.HTTPMessage, bytes]:
+    ) -> tuple[Message, bytes]:
         """The headers and the body of the response. Raises StartError with the server's reason, or Unreachable."""
         with self._response(method, path, body, headers or {}) as response:
             return response.headers, response.read()
