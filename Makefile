@@ -146,7 +146,7 @@ lock: $(STAMP) ## Update all dependencies to their newest versions.
 	$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra dev --generate-hashes --no-header --no-annotate \
 		--upgrade --quiet --output-file requirements.lock pyproject.toml
 	for image in cpu gpu; do \
-		$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra $$image --constraint requirements.lock \
+		$(VENV)/bin/uv pip compile --universal --python-version 3.11 --extra $$image --extra full --constraint requirements.lock \
 			--generate-hashes --no-header --no-annotate --upgrade --quiet --output-file compose/images/$$image.lock \
 			pyproject.toml || exit 1; \
 	done

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from weir.durable.api.options import prefers_async
-from weir.runtime.own_hosts import OwnHosts, is_address, without_port
+from weir.http_server.own_hosts import OwnHosts, is_address, without_port
 
 _SAFE_METHODS = frozenset(["GET", "HEAD", "OPTIONS"])
 _INFERENCE = re.compile(r"/v2/models/[^/]+(?:/versions/[0-9]+)?/(?:infer|generate|generate_stream)", re.DOTALL)

@@ -109,7 +109,10 @@ def test_an_image_has_what_is_tested(name: str) -> None:
     }
     assert differs == {}
     of_weir = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*of_weir["dependencies"], *of_weir["optional-dependencies"][name]]
+    extras = of_weir["optional-dependencies"]
+    (full,) = extras["full"]
+    inner = [one for extra in re.findall(r"\w+", full.partition("[")[2]) for one in extras[extra]]
+    wanted = [*of_weir["dependencies"], *extras[name], *inner]
     names = {re.split(r"[\[>;=]", requirement)[0] for requirement in wanted} - {"weir-serve"}
     assert names <= installed.keys()
     assert not installed.keys() & {"pytest", "mypy", "ruff", "setuptools", "pip"}

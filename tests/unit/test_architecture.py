@@ -127,7 +127,7 @@ ROOMS = {
         "kv",
     ),
     "http_server": (
-        "connection_cap connection_memory read_turns routing stall_detection",
+        "connection_cap connection_memory own_hosts read_turns routing stall_detection",
         "asgi",
         "body_reader",
         "connection",
@@ -146,7 +146,7 @@ ROOMS = {
         "logs",
     ),
     "runtime": (
-        "child_processes control_groups folders log_limiter offload_process own_hosts processes readiness ticks",
+        "child_processes control_groups extras folders log_limiter offload_process processes readiness ticks",
         "archives containment process_memory processors",
         "limits loop_lag memory_ledger offload",
         "role_life",

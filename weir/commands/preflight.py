@@ -9,6 +9,7 @@ from typing import NamedTuple
 from weir.commands.listening import listen_problem
 from weir.errors import StartError
 from weir.repository.stores.addresses import is_cloud_address, parse_address
+from weir.runtime.extras import is_installed, missing_extra
 from weir.schemas.core.names import repository_of
 
 
@@ -53,6 +54,8 @@ def _check_store(address: str) -> str:
         raise StartError(f"invalid model repository: {error}") from error
     if problem:
         raise StartError(problem)
+    if not is_installed("cloud"):
+        raise StartError(missing_extra(f"model repository {address}", "cloud"))
     return address
 
 

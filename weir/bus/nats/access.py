@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
+from weir.runtime.extras import is_installed, missing_extra
+
 USER_VARIABLE = "WEIR_NATS_USER"
 PASSWORD_VARIABLE = "WEIR_NATS_PASSWORD"  # noqa: S105 - a name
 """The environment variables of the user and the password, which keep them out of the command line."""
@@ -149,10 +151,12 @@ class BrokerAccess:
         return {}
 
     def _signed(self, nonce: bytes) -> dict[str, str]:
-        import nkeys  # loads libsodium, which only these credentials need
-
         file = self.credentials or self.nkey
         option = "--nats-credentials" if self.credentials else "--nats-nkey"
+        if not is_installed("nkeys"):
+            raise BrokerRefused(missing_extra(option, "nkeys"))
+        import nkeys  # loads libsodium, which only these credentials need
+
         try:
             text = Path(file).read_text()
             sections = dict(_SECTION.findall(text))

@@ -113,6 +113,16 @@ def _uvloop(facts: Facts) -> Iterator[Finding]:
         yield Finding("ok", f"uvloop {facts.python.uvloop}")
 
 
+def _extras(facts: Facts) -> Iterator[Finding]:
+    missing = facts.missing_extras
+    if missing:
+        listed = "; ".join(f"{name} ({purpose})" for name, purpose in missing.items())
+        remedy = f"pip install 'weir-serve[{','.join(missing)}]', or those of them that you need"
+        yield Finding("note", f"not installed: {listed}", remedy)
+    else:
+        yield Finding("ok", "all are installed")
+
+
 def _ports(facts: Facts) -> Iterator[Finding]:
     for port in facts.ports:
         what = f"port {port.port} ({port.name}, {port.address})"
@@ -360,6 +370,7 @@ CHECKS = (
     ),
     Check("python", "version and build of the interpreter", "a build with optimizations", _python),
     Check("uvloop", "the event loop's library", "it can be imported", _uvloop),
+    Check("extras", "packages that not every server needs", "any: what is missing is named, with its extra", _extras),
     Check("ports", "the ports on which `weir serve` listens by default", "free, or in use by Weir", _ports),
     Check(
         "shared memory",

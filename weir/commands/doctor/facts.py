@@ -111,7 +111,10 @@ class PythonFacts(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Everything that is checked. `stream_bytes` is the maximal size of each stream on disk, by name."""
+    """Everything that is checked. `stream_bytes` is the maximal size of each stream on disk, by name.
+
+    `missing_extras` has the purpose of each extra that is not installed.
+    """
 
     ports: Sequence[PortFacts]
     shared_memory: SharedMemoryFacts | None
@@ -124,3 +127,4 @@ class Facts(NamedTuple):
     stream_bytes: Mapping[str, int]
     clock: ClockFacts
     python: PythonFacts
+    missing_extras: Mapping[str, str]

@@ -42,6 +42,7 @@ from weir.commands.local.servers import local_servers
 from weir.console import DEFAULT_PORT as CONSOLE_PORT
 from weir.options import SERVE, options_of
 from weir.runtime.control_groups import limits_of
+from weir.runtime.extras import EXTRAS, is_installed
 from weir.runtime.limits.budgets import memory_for_requests_bytes
 from weir.runtime.processors import processor_count
 from weir.worker.backends.registry import BackendRegistry
@@ -79,6 +80,7 @@ def probe(data_dir: Path | None = None) -> Facts:
         stream_bytes=probe_streams(folder),
         clock=probe_clock(),
         python=probe_python(),
+        missing_extras={name: extra.purpose for name, extra in EXTRAS.items() if not is_installed(name)},
     )
 
 

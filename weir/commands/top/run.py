@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nats.errors import Error as NatsError
 
@@ -17,10 +17,14 @@ from weir.bus.nats.access import without_user
 from weir.cluster.rates import Key, Rates, rates_by_version
 from weir.cluster.status.snapshot import ClusterStatus
 from weir.commands.running_server import BrokerTarget, unwrap_exception_groups
-from weir.commands.top.app import TopApp
 from weir.commands.top.rows import filter_rows, problems_text, roles_text, rows_of, sort_rows, table_lines, totals_text
 from weir.console.collection.view import STATUS_INTERVAL_S, ClusterView
 from weir.console.history.series import Values
+from weir.errors import StartError
+from weir.runtime.extras import is_installed, missing_extra
+
+if TYPE_CHECKING:
+    from weir.commands.top.app import TopApp
 
 SHOWN, UNREACHABLE = 0, 2
 """Exit statuses."""
@@ -66,12 +70,17 @@ class ClusterSource:
 
 
 def run(broker: BrokerTarget, every_s: float, once: bool) -> int:
-    """Shows the load every `every_s` seconds; with `once`, or without a terminal, prints it once. Returns the status."""
+    """Shows the load every `every_s` seconds; with `once`, or without a terminal, prints it once. Returns the status.
+
+    Raises StartError without the packages that show it in a terminal.
+    """
     # Log lines about the connection would mix with the output.
     logging.getLogger("weir").addHandler(logging.NullHandler())
     logging.getLogger("weir").propagate = False
     # textual draws on the standard error.
     prints = once or not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    if not prints and not is_installed("tools"):
+        raise StartError(f"{missing_extra('the live table', 'tools')}; weir top --once prints one table without it")
     try:
         asyncio.run(_print(broker, every_s) if prints else _watch(broker, every_s))
     except (NatsError, OSError, TimeoutError) as error:
@@ -94,6 +103,8 @@ async def _print(broker: BrokerTarget, every_s: float) -> None:
 
 
 async def _watch(broker: BrokerTarget, every_s: float) -> None:
+    from weir.commands.top.app import TopApp  # late: it imports textual
+
     async with _source(broker, every_s) as (source, ticked):
         app = TopApp(source, ansi_color=True)
         refreshing = asyncio.create_task(_refresh(app, source, ticked, every_s))

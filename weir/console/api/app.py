@@ -17,7 +17,7 @@ from weir.console.api.page import page_routes
 from weir.console.api.reading import reading_routes
 from weir.console.api.requests import request_routes
 from weir.console.api.responses import error_response
-from weir.runtime.own_hosts import OwnHosts
+from weir.http_server.own_hosts import OwnHosts
 
 _COMPRESSED_BYTES = 4096
 _COMPRESSION_LEVEL = 1

@@ -17,6 +17,7 @@ import numpy as np
 from weir.jobs.formats.items import ItemResult, KeptColumn
 from weir.jobs.formats.jsonl import from_bf16, to_bf16
 from weir.jobs.formats.shards import LARGE_SHARD_BYTES, OutputColumn, WholeShards, columns_of, text_of
+from weir.runtime.extras import missing_extra
 from weir.schemas.config.model_config import ModelOutput
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, unpack_bytes
@@ -56,9 +57,7 @@ def arrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise WeirError(
-            ErrorCode.UNSUPPORTED, "Parquet needs pyarrow: install Weir with its extra `parquet` (weir-serve[parquet])"
-        ) from None
+        raise WeirError(ErrorCode.UNSUPPORTED, missing_extra("Parquet", "parquet")) from None
     return pyarrow
 
 

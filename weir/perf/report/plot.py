@@ -1,4 +1,4 @@
-"""Latency against throughput: in the terminal (plotext), and as an SVG file (matplotlib, which is optional)."""
+"""Latency against throughput: in the terminal (plotext), and as an SVG file (matplotlib). Both are optional."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import plotext
-
 from weir.perf.report.document import PerfReport
+from weir.runtime.extras import is_installed, missing_extra
 
 QUANTILES = ("p50", "p99")
 """One curve each."""
@@ -36,10 +35,17 @@ class _Point(NamedTuple):
 
 
 def terminal_plot(report: PerfReport, width: int = _WIDTH) -> str:
-    """The plot as text, at most `width` characters wide; "" for fewer than two levels with answers."""
+    """The plot as text, at most `width` characters wide; "" for fewer than two levels with answers.
+
+    Without the packages that draw it, the text says what to install.
+    """
     points = _points(report)
     if len(points) < _MIN_POINTS:
         return ""
+    if not is_installed("tools"):
+        return f"({missing_extra('the plot', 'tools')})"
+    import plotext
+
     figure = plotext.figure
     figure.clear()
     plotext.terminal.limit(False, False)  # the size is ours, also where there is no terminal

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weir.runtime.extras import is_installed, missing_extra
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
 
 TIMESTAMPS, TENSORS = "TIMESTAMPS", "TENSORS"
@@ -138,6 +139,8 @@ class _ConfigOptions:
 
     def config(self) -> TraceConfig:
         """Returns the configuration of all values."""
+        if self._fields.get("mode") == OPENTELEMETRY and not is_installed("tracing"):
+            raise ValueError(missing_extra("--trace-config mode=opentelemetry", "tracing"))
         if self._batches["bsp_max_export_batch_size"] > self._batches["bsp_max_queue_size"]:
             raise ValueError("--trace-config bsp_max_export_batch_size must not exceed bsp_max_queue_size")
         if "OFF" in self._levels and len(self._levels) > 1:

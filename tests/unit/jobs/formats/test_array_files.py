@@ -336,6 +336,6 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
     (tmp_path / "a.parquet").touch()
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(WeirError, match="extra `parquet`") as refused:
+    with pytest.raises(WeirError, match="extra parquet: pip install") as refused:
         open_input([tmp_path], None, ONE, InProcess())
     assert refused.value.code is ErrorCode.UNSUPPORTED

@@ -50,6 +50,7 @@ GOOD = Facts(
     stream_bytes={"QUEUE": 8 * GIB, "RESULT": 8 * GIB},
     clock=ClockFacts("tsc", 40.0, True),
     python=PYTHON,
+    missing_extras={},
 )
 """A machine on which everything is right."""
 
@@ -158,6 +159,14 @@ def test_a_good_machine() -> None:
             "problem",
             "no nats-server",
             "pip",
+        ),
+        ("extras", {}, "ok", "all are installed", ""),
+        (
+            "extras",
+            {"missing_extras": {"cloud": "buckets", "tools": "screens"}},
+            "note",
+            "not installed: cloud (buckets); tools (screens)",
+            "pip install 'weir-serve[cloud,tools]'",
         ),
         ("gpus", {"gpu": WITH_GPU}, "ok", "NVIDIA H100, 80 GiB; driver 580.65, CUDA up to 13.0", ""),
         ("gpus", {"gpu": WITH_GPU._replace(obstacle=NO_CUDA_BINDINGS)}, "warning", "cuda-bindings", "weir-serve[gpu]"),
