@@ -11,7 +11,7 @@ WEB    := $(VENV)/.web-files
 QUICK  := $(RUN) pytest -n 2 --dist loadfile -m "not slow and not gpu and not containers and not timing
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-python test-slow timing faults shapes chart containers gpu-check gpu-bundle lint bench docs pictures site dist lock clean
+.PHONY: help install web demo serve test test-python test-slow timing faults shapes chart containers gpu-check gpu-bundle lint bench docs pictures site dist lock clean
 
 help: ## Show the targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -30,12 +30,18 @@ $(STAMP): requirements.lock networks.lock pyproject.toml
 	@touch $@
 
 # The libraries of the console and of /docs. Node.js is unpacked into a folder of its own: nothing of Weir imports it.
-$(WEB): $(STAMP) weir/console/npm/copy_files.py weir/console/npm/package-lock.json weir/console/npm/node.lock
+# Of Weir they need no package, so that `make web` installs none.
+$(WEB): weir/console/npm/copy_files.py weir/console/npm/package-lock.json weir/console/npm/node.lock | $(VENV)/bin/python
 	$(RUN) pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/javascript \
 		--require-hashes --requirement weir/console/npm/node.lock
 	rm -rf $(NODE)/include
 	$(RUN) weir.console.npm.copy_files --npm $(NPM) >/dev/null
 	@touch $@
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+web: $(WEB) ## Copy the libraries of the web pages into the clone, for `pip install` from it.
 
 # Dependencies of single backends are not in the lock, because torch has a different build for each kind of machine.
 $(TESTED): $(STAMP) $(WEB) tests/requirements/torch.txt tests/requirements/gpu_wheels.txt \

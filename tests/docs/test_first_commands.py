@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import onnx
 import pytest
 
 from tests.support.docs.first_hour import TEMPLATE, scripts, write_programs
 from tests.support.docs.pages import OWN_MODEL, ROOT, all_blocks, commands
 from tests.support.interrupts import accept_interrupts
+from tests.support.models import onnx_files
 
 PAGE = "README.md"
 TOUR = "docs/tour.md"
+INSTALLATION = "docs/installation.md"
 WRITE_MODEL = 'import onnx; from tests.support.models.onnx_files import graph; onnx.save(graph(), "my.onnx")'
 LISTENING = "Files to try"
 """In the last line that `make serve` prints."""
@@ -65,6 +68,31 @@ class FirstHour:
             process.stdout.read()
             process.stdout.close()
             process.wait(60)
+
+
+LEAN = """
+import weir.console.api.page as page, weir.gateway.http.openapi.docs_page as docs, importlib.util as util
+print(*sorted(path.name for path in page.WEB_FOLDER.glob("vendor/*.mjs")), docs.VENDOR.is_dir())
+print([name for name in ("textual", "obstore", "opentelemetry", "nkeys") if util.find_spec(name)])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_the_page_of_the_installation_begins_with_serves_a_model(tmp_path: Path) -> None:
+    hour = FirstHour(tmp_path)
+    first = next(block for block in all_blocks() if block.page == INSTALLATION and block.language == "bash")
+    assert first.text.splitlines() == ["make web", "pip install '.[cpu]'"]
+    for line in first.text.splitlines():
+        hour.run(line)
+    libraries, extras = hour.run(f"cd / && python -c '{LEAN}'").splitlines()
+    assert libraries == "echarts.esm.min.mjs hooks.mjs htm.mjs preact.mjs tabulator_esm.min.mjs True"
+    assert extras == "[]"
+    onnx.save(onnx_files.graph(), hour.folder / "digits.onnx")
+    assert "models/digits has these files" in hour.run("weir init digits.onnx")
+    ports = "--http-port=0 --grpc-port=0 --metrics-port=0 --data-dir=data"
+    with hour.running(f"weir serve models {ports}", "READY"):
+        assert "response of digits, version 1" in hour.run("weir infer digits --data-dir=data")
 
 
 @pytest.mark.slow

@@ -42,8 +42,8 @@ HEADERS = {
 }
 
 NOT_BUILT = (
-    "this installation lacks the files of the page /docs, which are copied when Weir is built: run `make install` in a "
-    "checkout, or install a wheel. The description itself is at /openapi.json"
+    "this installation lacks the files of the page /docs, which are copied when Weir is built: run `make web` in a "
+    "clone and install Weir from it again, or install a wheel. The description itself is at /openapi.json"
 )
 
 

@@ -16,7 +16,7 @@ WEB_FOLDER = Path(__file__).parents[1] / "web"
 
 NOT_BUILT = (
     "The console's page needs libraries that are copied at build time, and this installation lacks them.\n"
-    "In a checkout run `make install`; wheels of weir-serve contain them.\n"
+    "In a clone run `make web`, then install Weir from it again; wheels of weir-serve contain them.\n"
 )
 
 _IMPORT_MAP = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)

@@ -312,4 +312,4 @@ async def test_without_its_libraries_the_page_says_how_to_get_them(tmp_path: Pat
     (tmp_path / "index.html").write_text("<!doctype html>")
     response = await browser(Starlette(routes=page_routes(tmp_path))).get("/")
     assert response.status_code == 503
-    assert "make install" in response.text
+    assert "make web" in response.text
