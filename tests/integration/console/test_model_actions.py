@@ -60,7 +60,7 @@ def test_a_ramp_and_copies_are_started_and_stopped(console: Any, large: PageServ
     ramp.get_by_role("button", name="Start the ramp").click()
     expect(console.get_by_text(f"The share of version 2 of {SPLIT} is being raised to 40 %")).to_be_visible()
     copies = console.get_by_role("group", name="Copies of live requests")
-    expect(copies).to_contain_text("20.0 % are copied to version 2, and the outputs are compared")
+    expect(copies).to_contain_text("20 % are copied to version 2, and the outputs are compared")
     copies.get_by_label("Version").select_option("1")
     copies.get_by_label("Share in percent").fill("5")
     copies.get_by_label("compare the outputs").uncheck()

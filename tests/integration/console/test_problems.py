@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.console.large_cluster import FAILED_JOB, TRACE
+from tests.support.console.large_cluster import FAILED_JOB, SPLIT, TRACE
 from tests.support.console.page_server import PageServer
 from tests.support.console.views import cell, figure, open_view
 
@@ -17,7 +17,8 @@ UNKNOWN = "–"
 
 @pytest.fixture
 def console(large: PageServer, page: Any) -> Any:
-    """The page at its overview."""
+    """The page of a console that may change things, at its overview."""
+    large.allow_changes = True
     page.goto(large.url)
     expect(page.locator(".figure-value").first).to_contain_text("/s")
     return page
@@ -43,6 +44,9 @@ def test_without_a_gateway_numbers_of_requests_are_unknown(console: Any, large: 
             expect(cell(console, row, "requests_per_s")).to_have_text(UNKNOWN)
             expect(cell(console, row, "p99_ms")).to_have_text(UNKNOWN)
         expect(console.locator(".banner")).to_contain_text("No gateway replies")
+    open_view(console, f"models/{SPLIT}")
+    expect(console.get_by_text("How the requests are split is unknown: a gateway has the rule.")).to_be_visible()
+    expect(console.get_by_role("button", name="Unload")).to_have_attribute("title", "No gateway replies.")
     open_view(console, "try/model-008")
     expect(console.get_by_text("No gateway replies: no request can be sent until one does.")).to_be_visible()
     large.cluster.has_gateway = True

@@ -323,13 +323,14 @@ class LargeCluster:
                 "model": name,
                 "changes": [{"number": 3, "model": name, "kind": "load", "at_ms": self.started_ms, "by": HOSTILE}],
             },
-            "traffic": SPLIT_TRAFFIC
-            if name == SPLIT
-            else {"model": name, "source": "none", "weights": {}, "versions": []},
+            "traffic": self._traffic(name) if self.has_gateway else None,
             "inputs": [{**tensors[0], "batches": True}],
             "sample": {"inputs": [{"name": "IN", "datatype": "FP32", "shape": [1, 4], "data": [0, 0, 0, 0]}]},
             "labels": {"OUT": 3},
         }
+
+    def _traffic(self, name: str) -> Json:
+        return SPLIT_TRAFFIC if name == SPLIT else {"model": name, "source": "none", "weights": {}, "versions": []}
 
     def batching(self, model: str, after: int) -> Json:
         """GET /api/batching: 40 batches for each call."""

@@ -8,6 +8,7 @@ import { link, replaceQuery } from "../core/router.js";
 import { Action, Figure, PlainTable, Reason, ReadOnlyNote, State, Tabs, Waiting } from "../components/controls.js";
 import { ModelCharts } from "./charts.js";
 import { toneOf } from "./models.js";
+import { hasFinding } from "./problems.js";
 import { Traffic } from "./traffic.js";
 
 const TABS = [
@@ -23,12 +24,13 @@ const NO_LOADING = {
   poll: "Models can't be loaded and unloaded from here: the workers follow the files of the repository (--model-control-mode=poll). Change the files, or start the server with --model-control-mode=explicit.",
 };
 
-export function Model({ id, route, session }) {
+export function Model({ id, route, session, status }) {
   const path = `/api/models/${segment(id)}`;
   const { data, error } = usePoll(path, 2000);
   const index = usePoll("/api/models", 1000);
   const row = index.data?.models.find((model) => model.id === id);
   const name = row?.name ?? data?.name ?? id;
+  const hasGateway = !hasFinding(status.data, "no gateway");
   const noLoading = NO_LOADING[index.data?.control_mode] ?? "";
   const tab = TABS.some(([id]) => id === route.query.tab) ? route.query.tab : "versions";
   if (!data && !row) return html`<h1>${name}</h1><${Waiting} error=${error} what="the model" />`;
@@ -41,7 +43,7 @@ export function Model({ id, route, session }) {
         <a class="button primary" href=${link(["try", id])}>Try it</a>
         <a class="button" href=${link(["batching", id])}>Watch batches</a>
         <a class="button" href=${link(["overview"], { model: id })}>Charts</a>
-        <${LoadActions} name=${name} path=${path} row=${row} session=${session} reason=${noLoading} />
+        <${LoadActions} name=${name} path=${path} row=${row} session=${session} reason=${hasGateway ? noLoading : "No gateway replies."} />
       </div>
     </header>
     ${row?.namespace ? html`<p class="note">Namespace ${row.namespace}</p>` : null}
@@ -110,7 +112,8 @@ function Versions({ name, path, row, data, session }) {
         ${versions.length ? null : html`<tr><td colspan="5" class="note">No version is loaded.</td></tr>`}
       </tbody>
     </${PlainTable}>
-    ${versions.length > 1 ? html`<${Traffic} name=${name} path=${path} versions=${versions} traffic=${data?.traffic} session=${session} />` : null}
+    ${versions.length > 1 && data?.traffic ? html`<${Traffic} name=${name} path=${path} versions=${versions} traffic=${data.traffic} session=${session} />` : null}
+    ${versions.length > 1 && data && !data.traffic ? html`<p class="note">How the requests are split is unknown: a gateway has the rule.</p>` : null}
     ${row?.loaded ? html`<${ModelCharts} model=${row.id} />` : null}
   `;
 }

@@ -1,7 +1,7 @@
 // Traffic of a model: the shares of its versions, ramps, and copies of live requests.
 
 import { act } from "../core/api.js";
-import { decimal, seconds } from "../core/format.js";
+import { number, seconds } from "../core/format.js";
 import { html, useEffect, useMemo, useState } from "../core/html.js";
 import { refresh } from "../core/polling.js";
 import { Action, Field, READ_ONLY, State } from "../components/controls.js";
@@ -130,7 +130,7 @@ function Ramp({ name, path, versions, traffic, session }) {
 
 function rampText(ramp) {
   const over = ramp.over_s ? ` over ${seconds(ramp.over_s)}` : "";
-  return `Version ${ramp.version} to ${decimal(ramp.to)} %${over}: ${ramp.state}, step ${ramp.step} of ${ramp.steps}`;
+  return `Version ${ramp.version} to ${number(ramp.to)} %${over}: ${ramp.state}, step ${ramp.step} of ${ramp.steps}`;
 }
 
 /** Runs copies of live requests on a version. */
@@ -149,7 +149,7 @@ function Shadow({ name, path, versions, traffic, session }) {
   };
   return html`<fieldset class="card">
     <legend>Copies of live requests</legend>
-    ${shadow ? html`<p><${State} tone="good">${decimal(shadow.share)} % are copied to version ${shadow.version}${shadow.compare ? ", and the outputs are compared" : ""}</${State}></p>` : null}
+    ${shadow ? html`<p><${State} tone="good">${number(shadow.share)} % are copied to version ${shadow.version}${shadow.compare ? ", and the outputs are compared" : ""}</${State}></p>` : null}
     <div class="row">
       <${VersionField} versions=${versions} value=${version} onChange=${setVersion} />
       <${NumberField} label="Share in percent" value=${share} most="100" onChange=${setShare} />
