@@ -13,6 +13,7 @@ from weir.console.history.series import Values
 from weir.schemas.core.names import model_identity, namespace_of, plain_name
 
 _NOTHING: Values = {}
+_UNKNOWN = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +164,12 @@ def problems_text(status: ClusterStatus | None, width: int) -> list[str]:
 def totals_text(cluster: Values, status: ClusterStatus | None) -> str:
     """The totals of all models and hosts, in one line of at most 80 characters."""
     parts = [
-        f"{number_text(cluster.get('requests_per_s')) or '0'} req/s",
-        f"{number_text(cluster.get('failures_per_s')) or '0'} fail/s",
+        f"{number_text(cluster.get('requests_per_s')) or _UNKNOWN} req/s",
+        f"{number_text(cluster.get('failures_per_s')) or _UNKNOWN} fail/s",
     ]
     if p50 := duration_text(cluster.get("p50_ms")):
         parts.append(f"p50 {p50} p99 {duration_text(cluster.get('p99_ms'))} ms")
-    parts.append(f"queue {number_text(cluster.get('queue_depth')) or '0'}")
+    parts.append(f"queue {number_text(cluster.get('queue_depth')) or _UNKNOWN}")
     for title, name in (("used", "utilization"), ("cpu", "cpu_utilization"), ("gpu", "gpu_utilization")):
         if text := share_text(cluster.get(name)):
             parts.append(f"{title} {text}")

@@ -159,4 +159,6 @@ def test_the_totals_fit_into_a_line() -> None:
     }  # fmt: skip
     dead = [DeadLetters(model="m", namespace="", letters=12_345)]
     assert len(totals_text(load, status(dead=dead))) <= 80
-    assert totals_text({}, None) == "0 req/s  0 fail/s  queue 0"
+    assert totals_text({}, None) == "– req/s  – fail/s  queue –"
+    idle = {"requests_per_s": 0.0, "failures_per_s": 0.0, "queue_depth": 0.0}
+    assert totals_text(idle, None) == "0 req/s  0 fail/s  queue 0"
