@@ -43,7 +43,13 @@ def test_in_other_modes_than_explicit_models_are_not_loaded_from_here(
         button.click(force=True)
     expect(console.get_by_role("dialog")).to_have_count(0)
     assert large.actions == []
+    large.cluster.unloaded = {"model-008"}
+    open_view(console, "try/model-008")
+    expect(console.get_by_text("No worker serves the model.")).to_be_visible()
+    expect(console.get_by_role("link", name="Load it")).to_have_count(0)
     large.cluster.control_mode = "explicit"
+    expect(console.get_by_role("link", name="Load it")).to_be_visible()
+    open_view(console, "models/model-007")
     expect(console.get_by_text(sentence)).to_have_count(0)
     console.get_by_role("button", name="Reload").click()
     expect(console.get_by_text("Model model-007 is loaded again")).to_be_visible()

@@ -71,6 +71,7 @@ class LargeCluster:
         self.control_mode = "explicit"
         self.failing = {HOSTILE: HOSTILE_REASON}
         self.without_worker: list[str] = []
+        self.unloaded: set[str] = set()
         self.dead_letters = 0
         self._sequence = 0
 
@@ -301,10 +302,10 @@ class LargeCluster:
         return {
             "id": name,
             "name": name,
-            "versions": [1],
+            "versions": [] if name in self.unloaded else [1],
             "reason": "",
             "metadata": None
-            if not self.has_gateway
+            if not self.has_gateway or name in self.unloaded
             else {"name": name, "versions": ["1"], "platform": "", "inputs": tensors, "outputs": outputs},
             "config": {"name": name, "max_batch_size": 16, "dynamic_batching": {"max_queue_delay_microseconds": 2000}},
             "completed": ["dynamic_batching"],

@@ -53,7 +53,7 @@ export function TryIt({ route, status, session }) {
     </header>
     ${!name ? html`<${Gallery} models=${index.data?.models} error=${index.error} />` : null}
     ${name && !model ? html`<${Waiting} error=${error} what="the model's metadata" />` : null}
-    ${name && model && !model.metadata ? html`<${NoForm} name=${name} model=${model} hasGateway=${hasGateway} />` : null}
+    ${name && model && !model.metadata ? html`<${NoForm} name=${name} model=${model} hasGateway=${hasGateway} isLoadable=${index.data?.control_mode === "explicit"} />` : null}
     ${name && model?.metadata ? html`<${Form} key=${name} id=${name} model=${model} version=${route.query.version ?? ""} places=${placesOf(status.data, session)} hasGateway=${hasGateway} />` : null}
   `;
 }
@@ -63,11 +63,11 @@ function numberOf(version) {
 }
 
 /** Why there is no form. */
-function NoForm({ name, model, hasGateway }) {
+function NoForm({ name, model, hasGateway, isLoadable }) {
   if (!hasGateway) return html`<p class="failure" role="alert">${NO_GATEWAY}</p>`;
   if (model.reason) return html`<p>The model is not loaded:</p><${Reason} isAlert text=${model.reason} /><p><a href=${link(["models", name])}>About the model</a></p>`;
   if (model.versions.length) return html`<${Waiting} what="the model's metadata" />`;
-  return html`<p class="note">No worker serves the model. <a href=${link(["models", name])}>Load it</a> first.</p>`;
+  return html`<p class="note">No worker serves the model. ${isLoadable ? html`<a href=${link(["models", name])}>Load it</a> first.` : null}</p>`;
 }
 
 /**
