@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from weir.cluster.status.snapshot import Finding, Kind, Level, Problem
 
@@ -38,12 +37,10 @@ _SEVERAL: dict[Kind, str] = {
 def findings_of(problems: Sequence[Problem]) -> list[Finding]:
     """The problems in their order, with those of one kind and level in one line where there are `JOINED_FROM` or more."""
     found: list[Finding] = []
-    order: dict[tuple[Level, Kind], int] = {}
-    for place, problem in enumerate(problems):
-        order.setdefault((problem.level, problem.kind), place)
-    alike = sorted(problems, key=lambda problem: order[problem.level, problem.kind])
-    for (level, kind), group in groupby(alike, key=lambda problem: (problem.level, problem.kind)):
-        of_kind = list(group)
+    alike: dict[tuple[Level, Kind], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.level, problem.kind), []).append(problem)
+    for (level, kind), of_kind in alike.items():
         if len(of_kind) < JOINED_FROM or kind not in _SEVERAL:
             found += [_single(problem) for problem in of_kind]
             continue

@@ -140,6 +140,8 @@ def _problems(status: ClusterStatus, shows_all: bool) -> Iterator[RenderableType
     for problem in shown:
         line = Table.grid(padding=(0, 1, 0, 0))
         text = problem.text if shows_all else _cut_text(problem.text)
+        if isinstance(problem, Finding) and problem.texts:
+            text += " (--all)"
         style = _LEVEL_STYLES[problem.level]
         line.add_row(Text("-" if problem.level == "note" else "!", style=style), one_line(text))
         if _COMMAND in problem.advice:

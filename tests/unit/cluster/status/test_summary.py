@@ -244,7 +244,7 @@ def test_alike_problems_are_one_line() -> None:
     assert line.text == "9 models have no worker: m0, m1, m2 and 6 more"
     assert (line.level, line.about, len(line.texts)) == ("warning", sorted(models), 9)
     assert shown(status).count("has no worker") == 0
-    assert f"! {line.text}" in shown(status).splitlines()
+    assert f"! {line.text} (--all)" in shown(status).splitlines()
     assert shown(status, shows_all=True).count("has no worker: 2 requests wait") == 9
 
 
