@@ -57,6 +57,8 @@ def test_the_page_of_init(folder: Path) -> None:
     assert printed[0] == shown
     asking += [line.strip() for text in printed[1:] for line in text.splitlines() if line.startswith("  curl ")]
     assert len(asking) == len(making)
+    inferring = [line.strip() for text in printed for line in text.splitlines() if line.startswith("  weir infer ")]
+    assert len(inferring) == len(making)
     (folder / "server").mkdir()
     server = Server(folder / "server", folder / "models")
     try:
@@ -64,6 +66,9 @@ def test_the_page_of_init(folder: Path) -> None:
         for command in asking:
             response = json.loads(run(command.replace("localhost:8000", server.http_place), folder))
             assert f"/{response['model_name']}/" in command
+        for command in inferring:
+            shown = run(f".venv/bin/{command} --url={server.http_place}", folder)
+            assert f"\nresponse of {command.split()[2]}, version 1, after " in shown
         assert server.stop() == 0
     finally:
         server.close()

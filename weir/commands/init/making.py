@@ -160,7 +160,8 @@ def _next_commands(repository: Path, target: Path, folder: ModelFolder) -> Itera
     url = f"http://localhost:8000/v2/models/{folder.name}/infer"
     body = shlex.quote(f"@{target / sample.file}")
     if sample.json_length is None:
-        yield f"\nSend the sample request:\n  curl -s {url} -d {body}"
+        asking = f"weir infer {folder.name} --data={shlex.quote(str(target / sample.file))}"
+        yield f"\nSend the sample request, by either command:\n  {asking}\n  curl -s {url} -d {body}"
     else:
         header = f"-H Inference-Header-Content-Length:{sample.json_length}"
         yield f"\nSend the sample request:\n  curl -s {url} {header} --data-binary {body} -o response.bin"
