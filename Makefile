@@ -77,10 +77,11 @@ demo: $(STAMP) $(WEB) ## Classify files, hear speech and read a picture with rea
 serve: $(STAMP) $(WEB) ## Serve the demo's models on ports 8000, 8001, 8002, 8080 and 4222 until Ctrl-C.
 	$(RUN) weir demo --serve
 
-# In three parts, since a process of pytest keeps what its tests and their imports leave: none may hold more than 700 MB.
+# In four parts, since a process of pytest keeps what its tests and their imports leave: none may hold more than 700 MB.
 test: $(TESTED) ## Run the tests that need no GPU and little time.
 	@failed=0; \
-	$(QUICK) and not torch" tests/unit || failed=1; \
+	$(QUICK) and not torch" tests/unit --ignore tests/unit/gateway --ignore tests/unit/jobs || failed=1; \
+	$(QUICK) and not torch" tests/unit/gateway tests/unit/jobs || failed=1; \
 	$(QUICK) and not torch" tests --ignore tests/unit || failed=1; \
 	$(QUICK) and torch" tests/unit/worker || failed=1; \
 	exit $$failed
