@@ -122,14 +122,24 @@ async def test_a_request_is_traced_through_all_hops_and_found_with_its_batch(
 
 
 async def test_each_protocol_and_reason_is_named(server: Server, bus: Bus, observation: Observation) -> None:
-    observation.watch("", traces_per_s=100, batches_per_s=100)
+    def watch() -> None:
+        """As who reads does again and again: what nobody reads for some seconds is watched no longer."""
+        observation.watch("", traces_per_s=100, batches_per_s=100)
+
+    def protocols() -> set[str]:
+        watch()
+        return {trace.protocol for trace in observation.traces("plain")}
+
+    client = await nats.connect(server.nats_url)
+    watch()
     await asyncio.sleep(0)
     await bus.flush()
     await asked(server, "plain", 1, "by-grpc", "grpc")
-    client = await nats.connect(server.nats_url)
+    watch()
     await client.request("infer.plain", int64_body(2), timeout=10)
+    watch()
     await client.publish("event.plain", int64_body(3), headers={"Nats-Msg-Id": "as-event"})
-    await eventually(lambda: {trace.protocol for trace in observation.traces("plain")} == {"grpc", "nats", "durable"})
+    await eventually(lambda: protocols() == {"grpc", "nats", "durable"})
     await client.close()
     assert {trace.model for trace in observation.traces()} == {"plain"}
     reasons = {batch.report.reason for batch in observation.batches("plain").batches}

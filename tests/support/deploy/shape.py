@@ -138,7 +138,9 @@ class Shape:
         given = {name: self._here(str(value), container) for name, value in service.get("environment", {}).items()}
         image = _image_environment() if _program(service)[-1] == "weir" else {}
         image = {name: self._here(value, container) for name, value in image.items()}
-        return {**clean_environment(container.folder), **image, **given}
+        # A container has a home of its own, in which its server registers.
+        home = {"XDG_DATA_HOME": str(container.folder / "home")}
+        return {**clean_environment(container.folder), **home, **image, **given}
 
     def run(self, container: Container, *words: str) -> str:
         """What `weir` and these words print in the container, as of `docker compose exec`; they must succeed."""
