@@ -25,11 +25,15 @@ OnWindow = Callable[[Level, int, Window], None]
 
 
 class Timing(NamedTuple):
-    """How long a level is measured: `warmup_s` that do not count, then windows of `window_s`."""
+    """How long a level is measured: `warmup_s` that do not count, then windows of `window_s`.
+
+    A window in which no request has ended says nothing: it goes on until one has, for `silence_s` at most.
+    """
 
     warmup_s: float = 0.5
     window_s: float = 2.0
     rule: StabilityRule = StabilityRule()
+    silence_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ async def measure_level(  # noqa: PLR0913 - the parts of a measurement
         while verdict is Verdict.GO_ON and not stop.is_set():
             loop.window = window = Window(time.perf_counter())
             await _sleep(timing.window_s, stop)
+            await _until_one_has_ended(window, timing.silence_s, stop)
             window.end(time.perf_counter())
             loop.window = Window(time.perf_counter())  # what ends while statistics are read counts in none
             await windows.read()
@@ -132,6 +137,15 @@ async def measure_level(  # noqa: PLR0913 - the parts of a measurement
         client_limits=client_limits(reading, total.latency.quantile_s(0.5), total.send_delay.quantile_s(0.99)),
         is_interrupted=stop.is_set(),
     )
+
+
+_LOOK_S = 0.01
+
+
+async def _until_one_has_ended(window: Window, timeout_s: float, stop: asyncio.Event) -> None:
+    until_s = time.perf_counter() + timeout_s
+    while not (window.succeeded or window.failed or stop.is_set()) and time.perf_counter() < until_s:
+        await _sleep(_LOOK_S, stop)
 
 
 async def _sleep(seconds: float, stop: asyncio.Event) -> None:
