@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from weir.runtime.containment import report
 from weir.runtime.offload_process import ANSWER, OK, REFUSED, Part, read_parts, write_parts
-from weir.schemas.core.errors import ErrorCode, WeirError, internal, overloaded, unavailable
+from weir.schemas.core.errors import ErrorCode, WeirError, overloaded, unavailable
 
 OFF_LOOP_BYTES = 256 * 1024
 """A JSON or msgpack document of more than this is read in a helper process. In the event loop one of 256 KiB takes 1 to
@@ -51,6 +51,13 @@ def takes_long(document: bytes | bytearray | memoryview) -> bool:
         return len(document) > OFF_LOOP_BYTES
     text = bytes(document) if isinstance(document, memoryview) else document
     return sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES
+
+
+class ReadingFailed(WeirError):
+    """INTERNAL: a helper process has failed, whatever the document in it was."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.INTERNAL, message)
 
 
 class Offload:
@@ -116,7 +123,7 @@ class Offload:
         if status == REFUSED:
             raise WeirError(ErrorCode.from_number(int(words[0])), words[1].decode(errors="surrogatepass"))
         report(f"weir.runtime.offload: {operation}", RuntimeError(words[0].decode(errors="replace")))
-        raise internal("internal server error")
+        raise ReadingFailed("internal server error")
 
     @contextlib.asynccontextmanager
     async def _turn(self, is_large: bool) -> AsyncIterator[None]:
@@ -139,7 +146,7 @@ class Offload:
             raise unavailable(f"the request was not read within {self._run_limit_s:.0f} s") from None
         except EOFError:
             self._drop(helper)
-            raise internal("the process that read the request has died") from None
+            raise ReadingFailed("the process that read the request has died") from None
         except BaseException:  # cancelled: its process still works on it
             self._drop(helper)
             raise

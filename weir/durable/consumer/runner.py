@@ -32,6 +32,7 @@ from weir.durable.consumer.context import ConsumerContext
 from weir.durable.requests.headers import check_id
 from weir.durable.requests.request import DurableRequest, Stage
 from weir.runtime.containment import contained
+from weir.runtime.offload import ReadingFailed
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal
 from weir.schemas.core.request_limits import error_with_id
 from weir.schemas.core.requests import InferResponse, Lane
@@ -119,8 +120,10 @@ class RequestRunner:
                 check_id(asked.id)
             request.headers.common.apply(asked)
         except WeirError as error:
-            # Over HTTP it is INTERNAL, as in Triton; but whoever publishes what is no request is not served better later.
-            self.reject(request, WeirError(ErrorCode.INVALID_ARG, error.message))
+            if error.code is ErrorCode.INTERNAL and not isinstance(error, ReadingFailed):
+                # Triton's code for a body that it can't parse. The producer made it, so here it is the producer's error.
+                error = WeirError(ErrorCode.INVALID_ARG, error.message)
+            self.reject(request, error)
             return False
         asked.lane = self._lane
         request.request = asked

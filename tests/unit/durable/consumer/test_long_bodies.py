@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.gateway.durable_lane import OneLane, answer_with_input, body_of, one_lane
 from weir.bus.naming import durable_subjects as subjects
-from weir.runtime.offload import OFF_LOOP_BYTES
+from weir.runtime.offload import OFF_LOOP_BYTES, ReadingFailed
+from weir.schemas.core.errors import WeirError, unavailable
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.kserve.response import MAX_WRITTEN_BYTES
 
@@ -59,6 +60,22 @@ async def test_a_long_object_is_read_and_what_is_no_request_is_dead_lettered(lan
     lane.deliver(long_body(5)[:-2], Nats_Msg_Id="no JSON")
     assert await lane.settled("object", "no JSON") == {"object": "succeeded", "no JSON": "dead-lettered"}
     assert answer_of(lane, "object") == [4] * LONG
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(ReadingFailed("the process has died"), "500"), (unavailable("not read within 60 s"), "503")],
+)
+async def test_what_a_helper_process_fails_to_read_is_not_the_producers_error(
+    lane: OneLane, monkeypatch: pytest.MonkeyPatch, failure: WeirError, status: str
+) -> None:
+    async def ask(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(lane.context.offload, "_ask", ask)
+    lane.deliver(long_body(6), Nats_Msg_Id="unread")
+    assert await lane.settled("unread") == {"unread": "dead-lettered"}
+    assert lane.broker.results[subjects.result("m", "unread")].headers["weir-status"] == status
 
 
 async def test_a_long_request_that_has_its_record_is_not_run_again(lane: OneLane) -> None:
