@@ -134,8 +134,8 @@ class ServedModel:
 class Catalog:
     """The models of the registry. With `is_strict`, the server is ready only when all of them are.
 
-    Errors about models that failed to load have the reason if the catalog `tells_reasons`, which callers may do that let
-    everybody read the repository index, which has it too.
+    With `tells_reasons`, errors about models that failed to load have the reason. Set it only where every client may read
+    the repository index, which has it too.
     """
 
     def __init__(
@@ -428,7 +428,7 @@ class Catalog:
             namesakes.discard(identity)
 
     def _failure(self, records: list[ModelRecord]) -> str:
-        """Why the model could not be loaded, after a colon; "" if it was unloaded, or where clients are told no reasons."""
+        """Why the model could not be loaded, after a colon; "" if it was unloaded, or without `tells_reasons`."""
         if not self.tells_reasons:
             return ""
         of_versions = (version.reason for record in records for version in record.versions.values())
@@ -460,7 +460,7 @@ class Catalog:
 
 
 def _first_line(reason: str) -> str:
-    """What a client is told of a reason: a backend's may be a traceback."""
+    """The first line of a reason, at most `_SHOWN_REASON` characters: that of a backend may be a traceback."""
     line = reason.partition("\n")[0].strip()
     return line if len(line) <= _SHOWN_REASON else f"{line[:_SHOWN_REASON]}…"
 

@@ -45,7 +45,7 @@ class NotInRepository(WeirError):
 
 def poll_failure(name: str, reason: str) -> WeirError:
     """The response to a load of a model whose folder or configuration can't be read: Triton's, and the `reason`, which
-    Triton tells its log only.
+    Triton only logs.
     """
     return internal(f"{_POLL_FAILED.format(name)}: {reason}")
 

@@ -112,7 +112,7 @@ async def _responses(context: ConsoleContext, subject: str, sent: _Sent) -> list
             [subject], sent.body, is_complete, timeout_s=TIMEOUT_S, header_block=pack_headers(headers)
         )
     )
-    # A gateway that is suspended keeps its subscription, so that nobody says that the request will not be answered.
+    # A gateway that is suspended keeps its subscription, so the broker does not report that it will not respond.
     watching = asyncio.ensure_future(context.view.wait_without_gateway())
     try:
         await asyncio.wait((gathering, watching), return_when=asyncio.FIRST_COMPLETED)

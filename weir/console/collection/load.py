@@ -22,7 +22,7 @@ class Load:
 
 
 def measure(before: Reading, after: Reading, devices: DeviceLoad, has_gateway: bool = True) -> Load:
-    """The load between `before` and `after`. Without a gateway rates of 0 are unknown: nobody could ask."""
+    """The load between `before` and `after`. Without a gateway, rates of 0 are unknown: no client could send a request."""
     models = {
         name: _columns(rates, after.queues.get(name, _NO_QUEUE), has_gateway)
         for name, rates in rates_by_model(before, after).items()

@@ -103,7 +103,7 @@ class ClusterView:
 
     @property
     def has_gateway(self) -> bool:
-        """Whether any gateway replies. Without one nobody's requests are counted, and none can be sent."""
+        """Whether any gateway replies. Without one, no requests are counted, and none can be sent."""
         return bool(self._gateways.processes)
 
     async def wait_without_gateway(self) -> None:

@@ -1,7 +1,7 @@
 """`LockedFolder`: a folder that belongs to a process for as long as that runs. Later processes remove those of killed ones.
 
-`is_held` tells whether another process holds a folder: by its lock, which the kernel releases however the process ends, and
-not by a process id, which another process may have by now.
+`is_held` returns whether another process holds a folder: by its lock, which the kernel releases however the process ends,
+and not by a process id, which another process may have by now.
 """
 
 from __future__ import annotations

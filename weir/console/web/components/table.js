@@ -177,7 +177,7 @@ export function Table({ columns, rows, rowKey = "id", sort = [], filter = null, 
 
 /**
  * A column with its least width. Numbers take no more: names and reasons get the room that is left. A column of names with
- * `longest` is as wide as the longest name in `rows` at least, up to so many pixels and to its part of the table's `width`; other
+ * `longest` (pixels) is as wide as the longest name in `rows` at least, up to `longest` pixels and its share of the table's `width`; other
  * columns are hidden for that.
  */
 function sized({ longest = 0, ...column }, rows, width) {
