@@ -14,11 +14,10 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
-from tritonclient.grpc import service_pb2 as messages
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from weir.inference import InferResult, infer_request
 from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.kserve.triton_messages import messages, service_stub
 
 Outputs = Sequence[str] | Mapping[str, int]
 
@@ -173,17 +172,17 @@ class Client:
         """The address to connect to. Raises StartError if the server is not running."""
         return self.grpc_url
 
-    def _stub(self) -> GRPCInferenceServiceStub:
+    def _stub(self) -> Any:
         if self._channel is None:
             self._channel = grpc.insecure_channel(self._address(), _CHANNEL)
-        return GRPCInferenceServiceStub(self._channel)
+        return service_stub(self._channel)
 
-    def _aio_stub(self) -> GRPCInferenceServiceStub:
+    def _aio_stub(self) -> Any:
         # A channel belongs to one event loop; a program may run several loops one after the other.
         loop = asyncio.get_running_loop()
         if self._aio_channel is None or self._aio_loop is not loop:
             self._aio_channel, self._aio_loop = grpc.aio.insecure_channel(self._address(), _CHANNEL), loop
-        return GRPCInferenceServiceStub(self._aio_channel)
+        return service_stub(self._aio_channel)
 
 
 @contextlib.contextmanager
@@ -196,7 +195,7 @@ def _weir_errors() -> Iterator[None]:
         raise WeirError(ErrorCode.of_grpc(code.value[0]), error.details() or code.name) from None
 
 
-def _streamed(message: messages.ModelStreamInferResponse) -> InferResult | None:
+def _streamed(message: Any) -> InferResult | None:
     """The result in a stream message; None for a final message without a result."""
     if message.error_message:
         raise WeirError(ErrorCode.UNKNOWN, message.error_message)

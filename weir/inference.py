@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tritonclient.grpc.service_pb2 import InferParameter, ModelInferRequest, ModelInferResponse
-from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, triton_to_np_dtype
 
 from weir.schemas.core.errors import invalid
+from weir.schemas.core.tensors import DATATYPES, as_array, name_of_numpy
+from weir.schemas.kserve.triton_messages import messages
 
 
 class InferResult(Mapping[str, np.ndarray]):
@@ -23,7 +23,7 @@ class InferResult(Mapping[str, np.ndarray]):
     (of the request) and `parameters` are those of the response.
     """
 
-    def __init__(self, response: ModelInferResponse) -> None:
+    def __init__(self, response: Any) -> None:
         self.model_name: str = response.model_name
         self.model_version: str = response.model_version
         self.id: str = response.id
@@ -60,13 +60,13 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     sequence_end: bool = False,
     priority: int = 0,
     timeout_us: int | None = None,
-) -> ModelInferRequest:
+) -> Any:
     """Build a request. An input is an array, or a pair of array-like values and a datatype: `(values, "FP32")`.
 
     `outputs` are the names of the requested outputs, all if empty; a mapping gives the number of classes to return for
     each (0: the tensor itself). Raises WeirError for an array without a datatype of the protocol.
     """
-    request = ModelInferRequest(model_name=model, model_version=str(model_version), id=request_id)
+    request = messages.ModelInferRequest(model_name=model, model_version=str(model_version), id=request_id)
     for name, value in inputs.items():
         array, datatype = _array(name, value)
         request.inputs.add(name=name, datatype=datatype, shape=array.shape)
@@ -89,22 +89,22 @@ def infer_request(  # noqa: PLR0913 - the parts of a request
     return request
 
 
-def parameter_value(parameter: InferParameter) -> Any:
+def parameter_value(parameter: Any) -> Any:
     """The value of `parameter`; None if it has none."""
     choice = parameter.WhichOneof("parameter_choice")
     return getattr(parameter, choice) if choice else None
 
 
-def _parameter(name: str, value: str | bool | int | float) -> InferParameter:
+def _parameter(name: str, value: str | bool | int | float) -> Any:
     match value:
         case bool():
-            return InferParameter(bool_param=value)
+            return messages.InferParameter(bool_param=value)
         case int():
-            return InferParameter(int64_param=value)
+            return messages.InferParameter(int64_param=value)
         case float():
-            return InferParameter(double_param=value)
+            return messages.InferParameter(double_param=value)
         case str():
-            return InferParameter(string_param=value)
+            return messages.InferParameter(string_param=value)
     raise invalid(f"parameter '{name}' must be a string, a boolean or a number, not {type(value).__name__}")
 
 
@@ -112,7 +112,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
     """The array and the datatype of input `name`; BF16 arrays are returned as their bits (uint16)."""
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], str):
         values, datatype = value
-        if datatype != "BF16" and triton_to_np_dtype(datatype) is None:
+        if datatype not in DATATYPES:
             raise invalid(f"input '{name}' has unknown datatype '{datatype}'")
     else:
         values, datatype = value, None
@@ -120,7 +120,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
         if datatype is None or datatype == "BF16":
             array = np.asarray(values)
         else:
-            array = np.asarray(values, triton_to_np_dtype(datatype))
+            array = np.asarray(values, DATATYPES[datatype].numpy)
     except (ValueError, TypeError) as error:
         raise invalid(f"input '{name}' can't be an array of {datatype or 'any datatype'}: {error}") from error
     # Compared by name, so that the library ml_dtypes is not needed.
@@ -128,7 +128,7 @@ def _array(name: str, value: Any) -> tuple[np.ndarray, str]:
         return array.view(np.uint16), "BF16"
     if datatype == "BF16":
         return (array if array.dtype == np.uint16 else _rounded_to_bf16(array)), "BF16"
-    datatype = datatype or ("BYTES" if array.dtype.kind == "U" else np_to_triton_dtype(array.dtype))
+    datatype = datatype or name_of_numpy(array.dtype)
     if datatype is None:
         raise invalid(f"input '{name}' is an array of {array.dtype}, which is not a datatype of the protocol")
     return array, datatype
@@ -153,10 +153,5 @@ def _rounded_to_bf16(array: np.ndarray) -> np.ndarray:
 
 
 def _received(datatype: str, shape: list[int], content: bytes) -> np.ndarray:
-    if datatype == "BYTES":
-        elements: np.ndarray = deserialize_bytes_tensor(content)
-        return elements.reshape(shape)
-    if datatype == "BF16":
-        bits = np.frombuffer(content, np.uint16).reshape(shape)
-        return (bits.astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(content, triton_to_np_dtype(datatype)).reshape(shape)
+    array = as_array(content, datatype, shape)
+    return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tritonclient.grpc import service_pb2
-
 from weir.gateway.admin.metadata import model_metadata, server_metadata
 from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
 from weir.gateway.admin.statistics import model_statistics
@@ -14,6 +12,7 @@ from weir.gateway.grpc.codec import read_version
 from weir.gateway.grpc.handlers import Methods, unary, unary_async
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.kserve.regions import CUDA, SYSTEM
+from weir.schemas.kserve.triton_messages import messages
 from weir.telemetry import log_settings
 from weir.telemetry.tracing import settings as trace_settings
 
@@ -21,17 +20,17 @@ from weir.telemetry.tracing import settings as trace_settings
 def metadata_methods(context: GatewayContext) -> Methods:
     """Health, metadata and configuration."""
     catalog = context.catalog
-    metadata = service_pb2.ServerMetadataResponse(**server_metadata(context.server_id))
+    metadata = messages.ServerMetadataResponse(**server_metadata(context.server_id))
 
     def server_live(_request: Any) -> Any:
-        return service_pb2.ServerLiveResponse(live=True)
+        return messages.ServerLiveResponse(live=True)
 
     async def server_ready(_request: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=await context.readiness.is_server_ready())
+        return messages.ServerReadyResponse(ready=await context.readiness.is_server_ready())
 
     async def model_ready(request: Any) -> Any:
         is_ready = await context.readiness.is_ready(request.name, read_version(request.version))
-        return service_pb2.ModelReadyResponse(ready=is_ready)
+        return messages.ModelReadyResponse(ready=is_ready)
 
     def server_info(_request: Any) -> Any:
         return metadata
@@ -39,19 +38,19 @@ def metadata_methods(context: GatewayContext) -> Methods:
     def model_info(request: Any) -> Any:
         version = read_version(request.version)
         served = catalog.resolve(request.name, version)
-        return service_pb2.ModelMetadataResponse(**model_metadata(served, version))
+        return messages.ModelMetadataResponse(**model_metadata(served, version))
 
     def model_config(request: Any) -> Any:
         served = catalog.resolve(request.name, read_version(request.version))
-        return service_pb2.ModelConfigResponse(config=served.config_message)
+        return messages.ModelConfigResponse(config=served.config_message)
 
     return {
-        "ServerLive": unary(service_pb2.ServerLiveRequest, server_live),
-        "ServerReady": unary_async(service_pb2.ServerReadyRequest, server_ready),
-        "ModelReady": unary_async(service_pb2.ModelReadyRequest, model_ready),
-        "ServerMetadata": unary(service_pb2.ServerMetadataRequest, server_info),
-        "ModelMetadata": unary(service_pb2.ModelMetadataRequest, model_info),
-        "ModelConfig": unary(service_pb2.ModelConfigRequest, model_config),
+        "ServerLive": unary(messages.ServerLiveRequest, server_live),
+        "ServerReady": unary_async(messages.ServerReadyRequest, server_ready),
+        "ModelReady": unary_async(messages.ModelReadyRequest, model_ready),
+        "ServerMetadata": unary(messages.ServerMetadataRequest, server_info),
+        "ModelMetadata": unary(messages.ModelMetadataRequest, model_info),
+        "ModelConfig": unary(messages.ModelConfigRequest, model_config),
     }
 
 
@@ -65,7 +64,7 @@ def repository_methods(context: GatewayContext) -> Methods:
     async def index(request: Any) -> Any:
         _check_repository(request.repository_name)
         rows = await repository.index(request.ready)
-        return service_pb2.RepositoryIndexResponse(models=rows)
+        return messages.RepositoryIndexResponse(models=rows)
 
     async def load(request: Any) -> Any:
         _check_repository(request.repository_name)
@@ -73,17 +72,17 @@ def repository_methods(context: GatewayContext) -> Methods:
         config, files = _load_parameters(request.parameters)
         request.Clear()  # files are copies: they are held, and charged, once while the model loads
         await repository.load(name, config, files, "grpc")
-        return service_pb2.RepositoryModelLoadResponse()
+        return messages.RepositoryModelLoadResponse()
 
     async def unload(request: Any) -> Any:
         _check_repository(request.repository_name)
         await repository.unload(request.model_name, _unload_dependents(request.parameters), "grpc")
-        return service_pb2.RepositoryModelUnloadResponse()
+        return messages.RepositoryModelUnloadResponse()
 
     return {
-        "RepositoryIndex": unary_async(service_pb2.RepositoryIndexRequest, index),
-        "RepositoryModelLoad": unary_async(service_pb2.RepositoryModelLoadRequest, load),
-        "RepositoryModelUnload": unary_async(service_pb2.RepositoryModelUnloadRequest, unload),
+        "RepositoryIndex": unary_async(messages.RepositoryIndexRequest, index),
+        "RepositoryModelLoad": unary_async(messages.RepositoryModelLoadRequest, load),
+        "RepositoryModelUnload": unary_async(messages.RepositoryModelUnloadRequest, unload),
     }
 
 
@@ -133,21 +132,21 @@ def settings_methods(context: GatewayContext) -> Methods:
         if model and model not in context.catalog.names():
             raise context.catalog.warmup_error(model) or invalid(f"Request for unknown model : {model}")
         changes = trace_settings.changes_of_lists({name: list(s.value) for name, s in request.settings.items()})
-        response = service_pb2.TraceSettingResponse()
+        response = messages.TraceSettingResponse()
         for name, value in (await settings.change_trace(model, changes)).items():
             response.settings[name].value.extend([value] if isinstance(value, str) else value)
         return response
 
     async def log(request: Any) -> Any:
         choices = {name: _choice(setting) for name, setting in request.settings.items()}
-        response = service_pb2.LogSettingsResponse()
+        response = messages.LogSettingsResponse()
         for name, value in (await settings.change_log(log_settings.changes_of_values(choices))).items():
             setattr(response.settings[name], _LOG_FIELDS[type(value)], value)
         return response
 
     return {
-        "TraceSetting": unary_async(service_pb2.TraceSettingRequest, trace),
-        "LogSettings": unary_async(service_pb2.LogSettingsRequest, log),
+        "TraceSetting": unary_async(messages.TraceSettingRequest, trace),
+        "LogSettings": unary_async(messages.LogSettingsRequest, log),
     }
 
 
@@ -162,35 +161,35 @@ def shared_memory_methods(context: GatewayContext) -> Methods:
 
     def system_status(request: Any) -> Any:
         rows = regions.status(SYSTEM, request.name)
-        return service_pb2.SystemSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
+        return messages.SystemSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
 
     def cuda_status(request: Any) -> Any:
         rows = regions.status(CUDA, request.name)
-        return service_pb2.CudaSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
+        return messages.CudaSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
 
     async def register_system(request: Any) -> Any:
         await regions.register_system(request.name, request.key, request.offset, request.byte_size)
-        return service_pb2.SystemSharedMemoryRegisterResponse()
+        return messages.SystemSharedMemoryRegisterResponse()
 
     async def register_cuda(request: Any) -> Any:
         await regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
-        return service_pb2.CudaSharedMemoryRegisterResponse()
+        return messages.CudaSharedMemoryRegisterResponse()
 
     async def unregister_system(request: Any) -> Any:
         await regions.unregister(SYSTEM, request.name)
-        return service_pb2.SystemSharedMemoryUnregisterResponse()
+        return messages.SystemSharedMemoryUnregisterResponse()
 
     async def unregister_cuda(request: Any) -> Any:
         await regions.unregister(CUDA, request.name)
-        return service_pb2.CudaSharedMemoryUnregisterResponse()
+        return messages.CudaSharedMemoryUnregisterResponse()
 
     return {
-        "SystemSharedMemoryStatus": unary(service_pb2.SystemSharedMemoryStatusRequest, system_status),
-        "SystemSharedMemoryRegister": unary_async(service_pb2.SystemSharedMemoryRegisterRequest, register_system),
-        "SystemSharedMemoryUnregister": unary_async(service_pb2.SystemSharedMemoryUnregisterRequest, unregister_system),
-        "CudaSharedMemoryStatus": unary(service_pb2.CudaSharedMemoryStatusRequest, cuda_status),
-        "CudaSharedMemoryRegister": unary_async(service_pb2.CudaSharedMemoryRegisterRequest, register_cuda),
-        "CudaSharedMemoryUnregister": unary_async(service_pb2.CudaSharedMemoryUnregisterRequest, unregister_cuda),
+        "SystemSharedMemoryStatus": unary(messages.SystemSharedMemoryStatusRequest, system_status),
+        "SystemSharedMemoryRegister": unary_async(messages.SystemSharedMemoryRegisterRequest, register_system),
+        "SystemSharedMemoryUnregister": unary_async(messages.SystemSharedMemoryUnregisterRequest, unregister_system),
+        "CudaSharedMemoryStatus": unary(messages.CudaSharedMemoryStatusRequest, cuda_status),
+        "CudaSharedMemoryRegister": unary_async(messages.CudaSharedMemoryRegisterRequest, register_cuda),
+        "CudaSharedMemoryUnregister": unary_async(messages.CudaSharedMemoryUnregisterRequest, unregister_cuda),
     }
 
 
@@ -201,6 +200,6 @@ def statistics_methods(context: GatewayContext) -> Methods:
         response = await model_statistics(
             context.catalog, context.statistics, request.name, read_version(request.version)
         )
-        return service_pb2.ModelStatisticsResponse(**response)
+        return messages.ModelStatisticsResponse(**response)
 
-    return {"ModelStatistics": unary_async(service_pb2.ModelStatisticsRequest, of_models)}
+    return {"ModelStatistics": unary_async(messages.ModelStatisticsRequest, of_models)}

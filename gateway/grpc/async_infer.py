@@ -10,8 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
-from tritonclient.grpc import service_pb2
-
 from weir.calls.catalog import Catalog
 from weir.durable.api.acceptance import BROKER_ERRORS, AcceptedRequest
 from weir.durable.api.async_requests import AsyncRequests
@@ -33,6 +31,7 @@ from weir.gateway.grpc.offload import READ_REQUEST, is_long, offload_parts, offl
 from weir.gateway.grpc.status import call_error
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.kserve.request import build_infer_request
+from weir.schemas.kserve.triton_messages import messages
 
 
 class AsyncInferHandler:
@@ -89,7 +88,7 @@ class AsyncInferHandler:
         except Exception as error:  # noqa: BLE001 - those without a status are reported
             _fail(call, error)
             return
-        response = service_pb2.ModelInferResponse(model_name=accepted.model, model_version=version, id=id)
+        response = messages.ModelInferResponse(model_name=accepted.model, model_version=version, id=id)
         write_parameters({"job_id": accepted.id, "job_status": accepted.outcome or "queued"}, response.parameters)
         call.send(response.SerializeToString(), is_last=True)
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from tritonclient.grpc import service_pb2
 
 from weir.schemas.core.errors import internal, invalid
 from weir.schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits, invalid_request, long_correlation_id
@@ -33,6 +32,7 @@ from weir.schemas.core.requests import (
 from weir.schemas.core.tensors import DATATYPES, MAX_ELEMENT_COUNT, ClientRef, Reference, Tensor, pack_bytes
 from weir.schemas.kserve.regions import FindRegion, no_regions, region_parameters
 from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, LongOutputs, classify
+from weir.schemas.kserve.triton_messages import messages
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 """The largest message that gRPC can carry, and Triton's limit for requests and responses."""
@@ -90,7 +90,7 @@ def split_request(data: bytes | memoryview) -> SplitMessage:
 
 def decode_split(split: SplitMessage) -> tuple[Any, Sequence[bytes | memoryview]]:
     """Parses a split message, as `decode_request`."""
-    message = parse_message(service_pb2.ModelInferRequest, split.rest)
+    message = parse_message(messages.ModelInferRequest, split.rest)
     return message, message.raw_input_contents if split.raw_contents is None else split.raw_contents
 
 
@@ -143,7 +143,7 @@ def response_pieces(
     WeirError (INVALID_ARG) if an output can't be classified, or the message would exceed `MAX_MESSAGE_BYTES`. Raises
     LongOutputs if a helper process has to classify outputs first, which are then given in `written`.
     """
-    message = service_pb2.ModelInferResponse(
+    message = messages.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
     )
     if response.parameters:

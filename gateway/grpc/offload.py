@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgpack
-from tritonclient.grpc import service_pb2
 
 from weir.gateway.grpc.codec import SplitMessage, decode_split, request_from_message, split_request
 from weir.schemas.core.request_limits import DEFAULT_LIMITS
 from weir.schemas.core.tensors import ClientRef, RegionRef
+from weir.schemas.kserve.triton_messages import messages
 
 READ_REQUEST = "weir.gateway.grpc.offload:read_request"
 
@@ -41,7 +41,7 @@ def offload_parts(split: SplitMessage) -> list[Part]:
 
 def offloaded_message(split: SplitMessage, parts: Sequence[memoryview]) -> tuple[Any, Sequence[Part]]:
     """(message, raw contents) from the parts that `READ_REQUEST` has returned."""
-    message = service_pb2.ModelInferRequest.FromString(parts[0])
+    message = messages.ModelInferRequest.FromString(parts[0])
     return message, list(parts[1:]) or split.raw_contents or ()
 
 

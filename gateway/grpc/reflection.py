@@ -13,6 +13,7 @@ from weir.gateway.grpc.handlers import Methods, Streaming
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.stream_call import StreamCall
 from weir.gateway.grpc.weir_service import SERVICE, message_type
+from weir.schemas.kserve.triton_messages import POOL
 
 
 def reflection_methods() -> Methods:
@@ -60,5 +61,6 @@ def _servicer() -> tuple[Any, Any]:
     from grpc_reflection.v1alpha import reflection, reflection_pb2
 
     message_type("TrafficRequest")  # adds the service's description to the pool that the servicer reads
+    POOL.AddSerializedFile(reflection_pb2.DESCRIPTOR.serialized_pb)  # it describes itself too
     services = ["inference.GRPCInferenceService", SERVICE, reflection.SERVICE_NAME]
-    return reflection_pb2.ServerReflectionRequest, reflection.ReflectionServicer(services)
+    return reflection_pb2.ServerReflectionRequest, reflection.ReflectionServicer(services, POOL)

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 
-from tritonclient.grpc import service_pb2
-
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import PendingRequest
 from weir.gateway.grpc.codec import varint
@@ -28,6 +26,7 @@ from weir.runtime.containment import report
 from weir.schemas.core.errors import WeirError, internal
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.kserve.response import LongOutputs
+from weir.schemas.kserve.triton_messages import messages
 
 MAX_STREAM_REQUESTS = 4096
 """Unanswered requests of one stream; the next one is read only after a response."""
@@ -315,7 +314,7 @@ def _pieces(
 _RESPONSE_TAG = b"\x12"  # ModelStreamInferResponse.infer_response: field 2, length-delimited
 
 _ENDINGS = [
-    service_pb2.ModelInferResponse(parameters={"triton_final_response": {"bool_param": is_final}}).SerializeToString()
+    messages.ModelInferResponse(parameters={"triton_final_response": {"bool_param": is_final}}).SerializeToString()
     for is_final in (False, True)
 ]
 """The parameter as a piece of a ModelInferResponse: by the wire format it may come last."""
@@ -334,21 +333,21 @@ def stream_end(request: InferRequest) -> tuple[bytes, ...]:
 
 def stream_error(message: str, request: InferRequest, is_final: bool) -> tuple[bytes, ...]:
     """An error in place of a response to `request`."""
-    return service_pb2.ModelStreamInferResponse(error_message=message).SerializeToString(), *stream_response(
+    return messages.ModelStreamInferResponse(error_message=message).SerializeToString(), *stream_response(
         (_name(request),), is_final
     )
 
 
 def stream_rejection(message: str, request_id: str) -> tuple[bytes, ...]:
     """The rejection of a request."""
-    rejection = service_pb2.ModelStreamInferResponse(
-        error_message=message, infer_response=service_pb2.ModelInferResponse(id=request_id)
+    rejection = messages.ModelStreamInferResponse(
+        error_message=message, infer_response=messages.ModelInferResponse(id=request_id)
     )
     return (rejection.SerializeToString(),)
 
 
 def _name(request: InferRequest) -> bytes:
-    response = service_pb2.ModelInferResponse(
+    response = messages.ModelInferResponse(
         id=request.id, model_name=request.model_name, model_version=request.model_version
     )
     return bytes(response.SerializeToString())

@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, message_factory
 
 from weir.gateway.admin.traffic import checked
 from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.handlers import Methods, unary, unary_async
 from weir.schemas.config.traffic import TrafficRule
+from weir.schemas.kserve.triton_messages import POOL
 
 PACKAGE = "weir.v1"
 SERVICE = f"{PACKAGE}.TrafficService"
@@ -76,12 +77,11 @@ def _response(shown: dict[str, Any]) -> Any:
 @cache
 def message_type(name: str) -> Any:
     """The class of the messages called `name` in the package."""
-    pool = descriptor_pool.Default()
     try:
-        pool.FindFileByName("weir/v1/traffic.proto")
+        POOL.FindFileByName("weir/v1/traffic.proto")
     except KeyError:
-        pool.Add(_file())
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+        POOL.Add(_file())
+    return message_factory.GetMessageClass(POOL.FindMessageTypeByName(f"{PACKAGE}.{name}"))
 
 
 def _file() -> descriptor_pb2.FileDescriptorProto:

@@ -159,8 +159,8 @@ ROOMS = {
 }
 """The rooms of each package, which are its folders and top modules, lowest first. A room imports rooms of earlier lines."""
 
-OUTSIDE_OF_SCHEMAS = {"numpy", "msgpack", "msgspec", "pydantic", "orjson", "rapidjson"}
-"""What layer 0 may import besides the standard library."""
+OUTSIDE_OF_SCHEMAS = {"numpy", "msgpack", "msgspec", "pydantic", "orjson", "rapidjson", "google"}
+"""What layer 0 may import besides the standard library; of google protobuf alone."""
 
 STUB = "worker/python_stub/"
 OUTSIDE_OF_STUB = {"numpy", "msgpack", "triton_python_backend_utils"}

@@ -1,14 +1,11 @@
 """`config.pbtxt` and its relatives: text, JSON and protobuf forms of a `ModelConfig`.
 
-Protobuf's own parsers read them, with the descriptors that ship in `tritonclient`. A parse error becomes an error that
+Protobuf's own parsers read them, with the description of `model_config.proto`. A parse error becomes an error that
 names the file, the line and the field.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from google.protobuf import json_format, text_format
@@ -18,26 +15,9 @@ from weir.repository.paths import MAX_CONFIG_BYTES
 from weir.repository.problems import ConfigProblem, field_positions, position_of
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, invalid
+from weir.schemas.kserve.triton_messages import model_config
 
-
-def _load_descriptors() -> ModuleType:
-    # The generated module needs nothing but protobuf, but its package imports all of grpc: 16 ms against 90.
-    package = importlib.util.find_spec("tritonclient")
-    if package is None or not package.submodule_search_locations:
-        raise ImportError("tritonclient[grpc] is not installed")
-    file = Path(package.submodule_search_locations[0], "grpc", "model_config_pb2.py")
-    spec = importlib.util.spec_from_file_location("model_config_pb2", file)
-    if spec is None or spec.loader is None:
-        raise ImportError("tritonclient[grpc] has no model_config_pb2")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-model_config_pb2 = _load_descriptors()
-"""Triton's generated protobuf module; its classes are the very ones of `tritonclient.grpc.model_config_pb2`."""
-
-_DESCRIPTOR = model_config_pb2.ModelConfig.DESCRIPTOR
+_DESCRIPTOR = model_config.ModelConfig.DESCRIPTOR
 
 
 def parse_config(data: bytes, file: str) -> ModelConfig:
@@ -52,7 +32,7 @@ def parse_config(data: bytes, file: str) -> ModelConfig:
         before = data[: error.start]
         line, column = before.count(b"\n") + 1, error.start - (before.rfind(b"\n") + 1) + 1
         raise _broken(file, before.decode("utf-8", "replace"), line, column, "the file is not UTF-8 text") from error
-    message = model_config_pb2.ModelConfig()
+    message = model_config.ModelConfig()
     try:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
@@ -98,7 +78,7 @@ def config_from_message(message: Any) -> ModelConfig:
 
 def config_to_message(config: ModelConfig) -> Any:
     """The protobuf `ModelConfig` message of `config`, as gRPC's ModelConfig returns it."""
-    return json_format.ParseDict(config.model_dump(exclude_defaults=True), model_config_pb2.ModelConfig())
+    return json_format.ParseDict(config.model_dump(exclude_defaults=True), model_config.ModelConfig())
 
 
 def config_to_text(config: ModelConfig) -> str:
@@ -123,7 +103,7 @@ def config_from_json(text: str) -> ModelConfig:
         raise invalid(f"Invalid config override: it has {len(text)} characters, at most {MAX_CONFIG_BYTES} are allowed")
     if not text.lstrip().startswith("{"):  # protobuf takes an empty list for an empty message
         raise invalid("Invalid config override: expected a JSON object")
-    message = model_config_pb2.ModelConfig()
+    message = model_config.ModelConfig()
     try:
         json_format.Parse(text, message)
         return config_from_message(message)

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,19 @@ def test_a_model_is_served_over_http_and_grpc_with_metrics(lean: Lean) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["outputs"][0]["name"] == "OUT"
     assert "nv_inference_request_success" in lean.server.metrics_page()
+
+
+IN_A_PROGRAM = """
+import sys, weir
+with weir.Server(model_repository=sys.argv[1]) as server:
+    print(server.infer("identity", {"IN": ([[1.5]], "FP32")})["OUT"].tolist(), server.metadata("identity")["versions"])
+"""
+
+
+def test_a_program_starts_a_server_and_asks_it(lean: Lean) -> None:
+    words = [sys.executable, "-P", "-c", IN_A_PROGRAM, str(lean.folder.parent / "models")]
+    done = subprocess.run(words, cwd=lean.folder, env=lean.environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "[[1.5]] ['1']\n"), done.stderr
 
 
 def test_the_console_is_served(lean: Lean) -> None:

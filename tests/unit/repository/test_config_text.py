@@ -5,7 +5,6 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import model_config_pb2 as packaged_pb2
 
 from weir.repository.config_text import (
     config_from_dict,
@@ -14,12 +13,12 @@ from weir.repository.config_text import (
     config_to_json,
     config_to_message,
     config_to_text,
-    model_config_pb2,
     parse_config,
 )
 from weir.repository.problems import ConfigProblem
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.kserve.triton_messages import model_config
 
 FILE = "net/config.pbtxt"
 
@@ -103,10 +102,6 @@ def test_reads_what_triton_reads():
     assert parse_config(b"", FILE) == ModelConfig()
 
 
-def test_the_messages_are_those_of_tritonclient():
-    assert model_config_pb2.ModelConfig is packaged_pb2.ModelConfig
-
-
 RANGES = {
     FieldDescriptor.TYPE_INT32: (-(2**31), 2**31 - 1),
     FieldDescriptor.TYPE_INT64: (-(2**63), 2**63 - 1),
@@ -153,11 +148,11 @@ def messages(draw, descriptor):
 
 
 @settings(max_examples=150, deadline=None)
-@given(messages(model_config_pb2.ModelConfig.DESCRIPTOR))
+@given(messages(model_config.ModelConfig.DESCRIPTOR))
 def test_survives_every_form(fields):
     config = config_from_dict(fields)
     message = config_to_message(config)
-    assert message == json_format.ParseDict(fields, model_config_pb2.ModelConfig())
+    assert message == json_format.ParseDict(fields, model_config.ModelConfig())
     assert config_from_message(message) == config
     assert parse_config(config_to_text(config).encode(), FILE) == config
     assert config_from_json(json.dumps(config_to_json(config))) == config
@@ -165,7 +160,7 @@ def test_survives_every_form(fields):
 
 
 @settings(max_examples=100, deadline=None)
-@given(messages(model_config_pb2.ModelConfig.DESCRIPTOR))
+@given(messages(model_config.ModelConfig.DESCRIPTOR))
 def test_json_form_is_protobufs_with_numbers(fields):
     config = config_from_dict(fields)
     by_protobuf = json_format.MessageToDict(

@@ -10,14 +10,13 @@ import grpc
 import orjson
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
-from tritonclient.grpc import service_pb2 as messages
-from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
 from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.grpc import failed_call, grpc_metadata, open_channel
 from weir.perf.clients.http import HttpClient, HttpSession, error_text, http_head
 from weir.perf.clients.session import CallFailed, Unreachable
 from weir.schemas.core.names import model_path
+from weir.schemas.kserve.triton_messages import messages, service_stub
 
 TIMEOUT_S = 10.0
 
@@ -115,7 +114,7 @@ class GrpcAdministration:
         self._hint = hint
         self._metadata = grpc_metadata(headers)
         self._channel = open_channel(address)
-        self._stub = GRPCInferenceServiceStub(self._channel)
+        self._stub = service_stub(self._channel)
 
     async def server(self) -> dict[str, Any]:
         """`ServerMetadata`."""

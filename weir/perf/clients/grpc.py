@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2 as messages
 
 from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.session import Answer, CallFailed, SampleRequest
 from weir.perf.load.sequences import SequenceStep
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, Parameters
 from weir.schemas.kserve.regions import region_parameters
+from weir.schemas.kserve.triton_messages import messages
 
 SERVICE = "/inference.GRPCInferenceService/"
 
@@ -107,7 +107,7 @@ class GrpcClient:
         for channel in channels:
             await channel.close()
 
-    def _message(self, sample: SampleRequest) -> messages.ModelInferRequest:
+    def _message(self, sample: SampleRequest) -> Any:
         request = sample.request
         message = messages.ModelInferRequest(model_name=self._model, model_version=self._version, id=request.id)
         parameters = dict(request.parameters or {})

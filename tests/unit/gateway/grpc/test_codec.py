@@ -1,9 +1,10 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tritonclient.grpc import service_pb2
 
 from tests.support.gateway.grpc_streams import TYPED
 from weir.gateway.grpc.codec import decode_request, encode_response, request_from_message
@@ -11,29 +12,30 @@ from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.request_limits import RequestLimits
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, RequestedOutput
 from weir.schemas.core.tensors import DATATYPES, Tensor, pack_bytes
+from weir.schemas.kserve.triton_messages import messages as triton
 
-Message = service_pb2.ModelInferRequest
+Message = triton.ModelInferRequest
 
 
-def message_of(*inputs: dict, raw: list[bytes] | None = None, **fields: object) -> service_pb2.ModelInferRequest:
+def message_of(*inputs: dict, raw: list[bytes] | None = None, **fields: object) -> Any:
     rows = [{"name": f"in{i}", "datatype": "FP32", "shape": [1], **given} for i, given in enumerate(inputs)]
     return Message(**{"model_name": "m", "inputs": rows, "raw_input_contents": raw or [], **fields})
 
 
-def request_of(message: service_pb2.ModelInferRequest, limits: RequestLimits | None = None) -> InferRequest:
+def request_of(message: Any, limits: RequestLimits | None = None) -> InferRequest:
     decoded = decode_request(message.SerializeToString())
     return request_from_message(*decoded) if limits is None else request_from_message(*decoded, limits)
 
 
-def refusal(message: service_pb2.ModelInferRequest, limits: RequestLimits | None = None) -> tuple[ErrorCode, str]:
+def refusal(message: Any, limits: RequestLimits | None = None) -> tuple[ErrorCode, str]:
     with pytest.raises(WeirError) as caught:
         request_of(message, limits)
     return caught.value.code, caught.value.message
 
 
-def parameter(value: object, field: str | None = None) -> service_pb2.InferParameter:
+def parameter(value: object, field: str | None = None) -> Any:
     field = field or {bool: "bool_param", int: "int64_param", str: "string_param", float: "double_param"}[type(value)]
-    return service_pb2.InferParameter(**{field: value})
+    return triton.InferParameter(**{field: value})
 
 
 # Requests: raw contents
@@ -72,7 +74,7 @@ messages = st.builds(
 
 @given(messages, st.binary(max_size=20))
 @settings(max_examples=150, deadline=None)
-def test_splitting_off_raw_contents_agrees_with_protobuf(message: service_pb2.ModelInferRequest, tail: bytes) -> None:
+def test_splitting_off_raw_contents_agrees_with_protobuf(message: Any, tail: bytes) -> None:
     assert_agrees_with_protobuf(message.SerializeToString() + tail)
 
 
@@ -132,8 +134,8 @@ def test_wide_integers_are_narrowed_to_their_low_bytes() -> None:
 
 
 def test_unknown_fields_behind_typed_contents_are_no_content() -> None:
-    typed = service_pb2.InferTensorContents(fp32_contents=[1.0, 2.0]).SerializeToString() + b"\xf8\x07\x01"
-    message = message_of({"shape": [2], "contents": service_pb2.InferTensorContents.FromString(typed)})
+    typed = triton.InferTensorContents(fp32_contents=[1.0, 2.0]).SerializeToString() + b"\xf8\x07\x01"
+    message = message_of({"shape": [2], "contents": triton.InferTensorContents.FromString(typed)})
     np.testing.assert_array_equal(request_of(message).inputs[0].to_numpy(), [1.0, 2.0])
 
 
@@ -182,7 +184,7 @@ WRONG_CONTENT = {
 
 
 @pytest.mark.parametrize("message,expected", WRONG_CONTENT.values(), ids=WRONG_CONTENT)
-def test_wrong_content_is_rejected_with_tritons_text(message: service_pb2.ModelInferRequest, expected: str) -> None:
+def test_wrong_content_is_rejected_with_tritons_text(message: Any, expected: str) -> None:
     assert refusal(message) == (ErrorCode.INVALID_ARG, expected)
 
 
@@ -209,7 +211,7 @@ def test_an_unregistered_region_is_not_found() -> None:
         (message_of(id="too long"), "request 'id' cannot be longer than 5 characters"),
     ],
 )
-def test_limits_hold(message: service_pb2.ModelInferRequest, expected: str) -> None:
+def test_limits_hold(message: Any, expected: str) -> None:
     limits = RequestLimits(tensors=2, dims=3, parameters=2, id_length=5)
     assert refusal(message, limits) == (ErrorCode.INVALID_ARG, expected)
 
@@ -282,8 +284,8 @@ def test_wrong_parameters_are_rejected_with_tritons_text(name: str, value: objec
     assert refusal(message_of(parameters={name: parameter(value)})) == (ErrorCode.INVALID_ARG, expected)
 
 
-@pytest.mark.parametrize("wrong", [service_pb2.InferParameter(), parameter(1, "uint64_param")])
-def test_custom_parameters_without_a_usable_value_are_rejected(wrong: service_pb2.InferParameter) -> None:
+@pytest.mark.parametrize("wrong", [triton.InferParameter(), parameter(1, "uint64_param")])
+def test_custom_parameters_without_a_usable_value_are_rejected(wrong: triton.InferParameter) -> None:
     assert refusal(message_of(parameters={"mine": wrong})) == (
         ErrorCode.INVALID_ARG,
         "invalid value type for 'mine' parameter, expected int64_param, bool_param, or string_param.",
@@ -309,12 +311,10 @@ def test_wrong_classification_is_rejected_with_tritons_text(parameters: dict, ex
 # Responses
 
 
-def encoded(
-    outputs: list[Tensor], request: InferRequest | None = None, **fields: object
-) -> service_pb2.ModelInferResponse:
+def encoded(outputs: list[Tensor], request: InferRequest | None = None, **fields: object) -> triton.ModelInferResponse:
     response = InferResponse("m", "2", outputs=outputs, **fields)
     data = encode_response(request or InferRequest("m"), response, {"scores": ["cat", "dog", "cow"]}, True)
-    return service_pb2.ModelInferResponse.FromString(data)
+    return triton.ModelInferResponse.FromString(data)
 
 
 @given(st.lists(st.integers(0, 40_000), max_size=4))
