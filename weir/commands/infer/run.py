@@ -141,7 +141,7 @@ def _streamed(client: GatewayClient, path: str, request: InferRequest, config: M
 
 
 def _title(document: Mapping[str, Any]) -> str:
-    return f"response of {document['model_name']}, version {document.get('model_version', 'unknown')}"
+    return f"response of {document.get('model_name', 'a model')}, version {document.get('model_version', 'unknown')}"
 
 
 def _print(title: str, rows: Any) -> None:
