@@ -185,7 +185,7 @@ class BackendRun:
             ]
             received |= {key: [] for key in keys}
             unended.add(number := next(self._numbers))
-            messages.append(BatchMessage("test", number, self.config.name, self.version, 0, entries, []))
+            messages.append(BatchMessage("test", number, self.config.name, self.version, 0, entries))
         for message in messages:
             instance.submit(RunningBatch(message))
         open_requests = set(received)

@@ -271,8 +271,8 @@ class BatchDispatcher:
         if self._is_draining and not self._held:
             self._loop.call_soon_threadsafe(self._idle.set)
 
-    def _complete(self, batch: BatchMessage, outcome: BatchOutcome, busy_us: int = 0) -> None:
-        self.publish(BatchUpdate(batch.scheduler, BatchCompletion(batch.batch_id, outcome, busy_us)))
+    def _complete(self, batch: BatchMessage, outcome: BatchOutcome, epoch: int = 0) -> None:
+        self.publish(BatchUpdate(batch.scheduler, BatchCompletion(batch.batch_id, outcome, 0, (), epoch)))
 
     # From the bus to instances
 

@@ -263,7 +263,7 @@ class DirectDispatcher:
             for pending, arrived_ns in requests
         ]
         batch_id = next(self._ids)
-        message = BatchMessage(self._worker_id, batch_id, grant.queue, grant.version, 0, entries, [])
+        message = BatchMessage(self._worker_id, batch_id, grant.queue, grant.version, 0, entries)
         running = RunningBatch(message, self._worker_id)
         batch = _DirectBatch(grant, instance, running, [pending for pending, _ in requests])
         instance.submit(running)

@@ -40,7 +40,7 @@ class SequenceSurvey:
         await self._replies.start()
 
     async def ask(self, queue: LiveQueue, workers: Collection[str]) -> SequenceReports:
-        """What these workers report. It is incomplete if one of them is gone, stands still, or is of an earlier release."""
+        """What these workers report. It is incomplete if one of them is gone or stands still."""
         reports: list[SequenceReport] = []
         missing = [len(workers)]
 

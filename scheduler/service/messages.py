@@ -39,7 +39,6 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int, 
         batch.version,
         batch.instance.number,
         rows,  # type: ignore[arg-type]  # entries without the last fields, where those have their defaults
-        [],
         batch.is_microbatch,
         owned.epoch,
         owned.queue.partition,

@@ -65,6 +65,7 @@ from weir.scheduler.service.stopped_workers import StoppedWorkers
 from weir.schemas.core.errors import internal
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import (
+    BatchCompletion,
     BatchOutcome,
     Cancellation,
     DirectRuns,
@@ -262,7 +263,7 @@ class SchedulerService:
         rejected, owned.rejected_batches, owned.stopped = owned.rejected_batches, [], False
         for batch_id in rejected:
             if self._batches.pop(batch_id, None) is owned:
-                self._end_batch(owned, clock.now_us(), (batch_id, BatchOutcome.NOT_RUN, 0, ()))
+                self._end_batch(owned, clock.now_us(), BatchCompletion(batch_id, BatchOutcome.NOT_RUN, 0))
         self._mark_dirty(owned)
 
     def suspend_death_detection(self) -> None:
@@ -390,8 +391,8 @@ class SchedulerService:
         owned.scheduler.record_direct_runs(now_us, runs.version, requests, runs.busy_us)
 
     @_contained_in_queue
-    def _end_batch(self, owned: OwnedQueue, now_us: int, completion: Sequence[Any]) -> None:
-        batch_id, outcome, busy_us, rescheduled = completion
+    def _end_batch(self, owned: OwnedQueue, now_us: int, completion: BatchCompletion) -> None:
+        batch_id, outcome, busy_us, rescheduled, epoch = completion
         if self._feed.is_on:
             self._feed.ended(batch_id, outcome, busy_us)
         if outcome == BatchOutcome.ANSWERED and not rescheduled:
@@ -399,7 +400,7 @@ class SchedulerService:
             self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled))
         elif outcome == BatchOutcome.REFUSED:
             owned.batch_rejected(batch_id)
-            self.on_batch_rejected(owned, busy_us)
+            self.on_batch_rejected(owned, epoch)
         else:
             if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
                 self._batches.pop(batch_id, None)

@@ -47,7 +47,6 @@ MAX_GRANT_MS = 10_000
 SubjectToken = Annotated[str, Meta(pattern=r"^[!-)+-=?-~]+\Z")]
 """Text that may be part of a subject: printable ASCII without `*` and `>`."""
 
-_AckSubject = Annotated[str, Meta(pattern=r"^\$JS\.ACK\.[!-)+-=?-~]+\Z")]
 _SequenceFlags = Annotated[int, Meta(ge=0, le=SEQUENCE_START | SEQUENCE_END)]
 _Epoch = Annotated[int, Meta(ge=0, lt=MAX_EPOCH)]
 _QueuedUs = Annotated[int, Meta(ge=0, lt=1 << 40)]  # twelve days: sums of it stay far within 64 bits
@@ -173,12 +172,11 @@ class CheckpointName(NamedTuple):
 class BatchMessage(Message, frozen=True):
     """One batch for one instance of one worker.
 
-    `acks` is empty: workers of earlier releases acknowledged frames on these subjects. In a microbatch series (`is_series`)
-    the requests run one after another, each alone, whatever the model's configuration says. The requests come from queue
-    `partition` of the model, which the scheduler owns since `epoch`. With a `grant` the worker may run further requests of
-    its own for this version itself, on instances that run nothing. `checkpoints`
-    are the names of the sequences whose states are checkpointed. `sent_ns` is when the batch was sent (unix time), 0 where
-    no process observes batches.
+    In a microbatch series (`is_series`) the requests run one after another, each alone, whatever the model's configuration
+    says. The requests come from queue `partition` of the model, which the scheduler owns since `epoch`. With a `grant` the
+    worker may run further requests of its own for this version itself, on instances that run nothing. `checkpoints` are the
+    names of the sequences whose states are checkpointed. `sent_ns` is when the batch was sent (unix time), 0 where no
+    process observes batches.
     """
 
     scheduler: SubjectToken
@@ -187,7 +185,6 @@ class BatchMessage(Message, frozen=True):
     version: int
     instance: int
     entries: list[BatchEntry]
-    acks: list[_AckSubject]
     is_series: bool = False
     epoch: _Epoch = 0
     partition: _Epoch = 0
@@ -210,20 +207,22 @@ class BatchOutcome(IntEnum):
     HANDED_BACK = 4
     """Some requests of a series have not started and return to the queue unchanged, because those before them are slow."""
     REFUSED = 5
-    """The queue has a later owner, and the batch has not started. `BatchCompletion.busy_us` is the epoch of that owner."""
+    """The queue has a later owner, and the batch has not started."""
 
 
 class BatchCompletion(NamedTuple):
     """The end of one batch, or of its execution. `busy_us` is how long its instance executed it.
 
     `rescheduled` are the positions of requests that have no response yet and run again: those of iterative sequences, or
-    of a series that was not completed. Without any, an outcome other than ANSWERED applies to all requests.
+    of a series that was not completed. Without any, an outcome other than ANSWERED applies to all requests. `epoch` is that
+    of the later owner where the batch was REFUSED.
     """
 
     batch_id: int
     outcome: int
     busy_us: int
     rescheduled: Sequence[int] = ()
+    epoch: _Epoch = 0
 
 
 class DirectRuns(NamedTuple):
@@ -276,13 +275,10 @@ def unpack_completions(
 ResponseRun = tuple[str, int]
 """One run of a decoupled model: its id, and how many responses it sent before."""
 
-_NO_RUN: ResponseRun = ("", 0)
-
 Timestamps = dict[str, int | Annotated[str, Meta(max_length=256)]]
 """When a traced request passed the stages of its way: unix nanoseconds by the names of Triton's trace timestamps.
 
-With them come the numbers `BATCH_ID`, `BATCH_SIZE` and `INSTANCE` and the names `SCHEDULER` and `WORKER` of its batch. In
-a message the names stand in a place of their own: earlier releases drop responses with timestamps that are no numbers.
+With them come the numbers `BATCH_ID`, `BATCH_SIZE` and `INSTANCE` and the names `SCHEDULER` and `WORKER` of its batch.
 """
 
 
@@ -324,8 +320,6 @@ class _ResponseRow(msgspec.Struct, array_like=True):
     timestamps: Timestamps | None = None
     run: str = ""
     number: int = 0
-    names: Annotated[dict[str, Annotated[str, Meta(max_length=256)]], Meta(max_length=64)] | None = None
-    """Those of `Timestamps` that are names."""
 
 
 class _Responses(Message, frozen=True):
@@ -381,12 +375,6 @@ def pack_error(
 def _with_ending(
     row: tuple[Any, ...], is_final: bool, timestamps: Timestamps | None, run: ResponseRun | None
 ) -> tuple[Any, ...]:
-    names = None
-    if timestamps is not None:
-        names = {name: value for name, value in timestamps.items() if isinstance(value, str)}
-        timestamps = {name: value for name, value in timestamps.items() if name not in names}
-    if names:
-        return (*row, is_final, timestamps, *(run or _NO_RUN), names)
     if run is not None:
         return (*row, is_final, timestamps, *run)
     return row if is_final and timestamps is None else (*row, is_final, timestamps)
@@ -438,7 +426,7 @@ def _response(row: _ResponseRow) -> ResponseEnvelope:
         detail,
         error,
         row.is_final,
-        {**(row.timestamps or {}), **row.names} if row.names else row.timestamps,
+        row.timestamps,
         row.run,
         row.number,
     )

@@ -232,7 +232,7 @@ def rollback(model: Model, url: HttpUrl = "", data_dir: LocalDataDir = None) -> 
     """Undo the last change of a model that has not been undone."""
     found = request(url, data_dir, "POST", f"{_model_path(model)}/rollback")
     print(f"{model}: undone: {_change_line(found['undone'])}")
-    for name, state in found.get("now", {}).items():  # gateways of earlier releases do not tell
+    for name, state in found["now"].items():
         print(f"{model}: now: {_STATES[name](state)}")
 
 

@@ -203,8 +203,7 @@ def _key(batch: BatchMessage, place: SequencePosition) -> str:
         if name.run == place.run:
             origin = name.origin_scheduler, name.origin_run
             return subjects.sequence_key(batch.model, batch.version, name.id, *origin)
-    # From a scheduler of an earlier release.
-    return subjects.sequence_key(batch.model, batch.version, 0, batch.scheduler, place.run)
+    raise internal(f"the batch does not name the checkpoint of run {place.run}")
 
 
 def _with_own_memory(tensor: Tensor, is_shared: bool) -> Tensor:

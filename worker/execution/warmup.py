@@ -74,7 +74,7 @@ def _sample(model: ModelVersion, warmup: ModelWarmup) -> WarmUpSample:
     RequestNormalizer(config.replace(sequence_batching=None)).normalize(request)
     request.inputs += added
     entry = BatchEntry(NO_REPLY, 0, 0, pack_body(request))
-    message = BatchMessage("", 0, model.name, model.version, 0, [entry] * warmup.batch_size, [])
+    message = BatchMessage("", 0, model.name, model.version, 0, [entry] * warmup.batch_size)
     return WarmUpSample(warmup.name, max(1, warmup.count), message)
 
 

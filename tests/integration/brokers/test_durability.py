@@ -23,7 +23,7 @@ from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import SYNCED_SERVER_VARIABLE, EmbeddedNats
 from weir.bus.streams import durability
 from weir.bus.streams.consumers import QueueConsumers
-from weir.bus.streams.declarations import MAX_QUEUES_OF_STREAM, QueueLimits, ensure_durable_streams
+from weir.bus.streams.declarations import QueueLimits, ensure_durable_streams
 from weir.bus.streams.durability import NO, YES, Durability, DurabilityCheck
 from weir.bus.streams.guard import StreamGuard
 from weir.durable.api.metrics import Backlog, DurableCounters
@@ -227,16 +227,6 @@ async def test_a_broker_without_room_for_the_streams_names_their_options(folder:
     assert "has no room for the durable streams: insufficient storage resources available" in caught.value.message
     for option in ("--queue-max-bytes", "--result-max-bytes", "--dead-max-bytes", "max_file_store"):
         assert option in caught.value.message
-
-
-async def test_a_queue_of_an_earlier_version_takes_as_many_consumers(embedded: EmbeddedNats) -> None:
-    async with connected(embedded.url) as (bus, background):
-        await StreamGuard(bus, LIMITS).start(background)
-        queue = (await bus.jetstream.stream_info("QUEUE")).config
-        assert queue.max_consumers == MAX_QUEUES_OF_STREAM
-        await bus.jetstream.update_stream(queue.evolve(max_consumers=1000))
-        await StreamGuard(bus, LIMITS).start(background)
-        assert (await bus.jetstream.stream_info("QUEUE")).config.max_consumers == MAX_QUEUES_OF_STREAM
 
 
 async def test_more_models_than_nats_server_gives_consumers_by_itself(unsynced: GivenNats) -> None:

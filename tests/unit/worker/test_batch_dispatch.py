@@ -79,7 +79,7 @@ class Worker:
 
     def send(self, batch_id: int, instance: int = 0, version: int = 1, epoch: int = 0) -> None:
         entries = [BatchEntry("gateway", batch_id, 0, b"")]
-        batch = BatchMessage("s", batch_id, "m", version, instance, entries, [], epoch=epoch)
+        batch = BatchMessage("s", batch_id, "m", version, instance, entries, epoch=epoch)
         self.bus.deliver("work.w", batch.pack())
 
     def complete(self, batch_id: int, outcome: BatchOutcome = BatchOutcome.ANSWERED) -> None:
@@ -241,13 +241,13 @@ async def test_a_failure_of_one_cancellation_or_release_affects_no_other(
 async def test_a_batch_of_a_former_owner_is_refused_with_the_newer_epoch(worker: Worker) -> None:
     worker.bus.deliver("owner.*", QueueOwner("m", 0, "other", 7).pack())
     worker.send(1, epoch=5)
-    _, _, ((batch_id, outcome, busy_us, *_),) = msgpack.unpackb(worker.published.get_nowait()[1])
-    assert (batch_id, outcome, busy_us) == (1, BatchOutcome.REFUSED, 7)
+    _, _, ((batch_id, outcome, *_, epoch),) = msgpack.unpackb(worker.published.get_nowait()[1])
+    assert (batch_id, outcome, epoch) == (1, BatchOutcome.REFUSED, 7)
     assert worker.instance.submitted == []
 
 
 def batch(scheduler: str, epoch: int, model: str = "m", partition: int = 0) -> BatchMessage:
-    return BatchMessage(scheduler, 1, model, 1, 0, [], [], False, epoch, partition)
+    return BatchMessage(scheduler, 1, model, 1, 0, [], False, epoch, partition)
 
 
 async def test_the_newest_owner_of_a_queue_counts() -> None:
@@ -328,7 +328,7 @@ async def whole(worker: Worker) -> WholeInstance:
 
 def send_microbatch(worker: Worker, batch_id: int) -> None:
     entries = [BatchEntry("gateway", key, 0, b"") for key in range(3)]
-    batch = BatchMessage("s", batch_id, "m", 1, 0, entries, [], is_series=True)
+    batch = BatchMessage("s", batch_id, "m", 1, 0, entries, is_series=True)
     worker.bus.deliver("work.w", batch.pack())
 
 
@@ -347,7 +347,7 @@ async def test_a_microbatch_that_does_not_start_soon_is_requeued(
     started = whole.submitted.pop(0)
     assert (started.message.batch_id, len(started.message.entries)) == (1, 3)
     await eventually(lambda: not worker.published.empty())
-    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2]])
+    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2], 0])
     assert worker.published.empty(), "its frame is not acknowledged"
     assert worker.dispatcher.held_ids() == {"s": [1]}
 
@@ -363,4 +363,4 @@ async def test_microbatches_of_an_instance_that_calls_a_model_are_requeued(
     assert (asked, worker.published.empty()) == ([], True)
     worker.dispatcher.requeue_waiting("m_0_0")
     assert asked == ["requeue"]
-    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2]])
+    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2], 0])

@@ -85,7 +85,7 @@ class Worker:
         """A batch of a scheduler with a request of `gateway`, and leave for more."""
         self.request(1000)
         entries = [BatchEntry(gateway, 1000, 0, b"")]
-        self.direct.granted(BatchMessage(scheduler, 1, "m", 1, 0, entries, []), DirectGrant(ms, us))
+        self.direct.granted(BatchMessage(scheduler, 1, "m", 1, 0, entries), DirectGrant(ms, us))
 
     def running(self, instance: int = 0) -> list[list[int]]:
         """The keys of the requests of each batch that the instance has got."""
@@ -159,7 +159,7 @@ async def test_inputs_of_other_hosts_go_to_the_scheduler(worker: Worker) -> None
     worker.models["plain"] = worker.models["m"]
     first = bench.submit("1", "plain")
     entries = [BatchEntry("w", first.key, 0, b"")]
-    worker.direct.granted(BatchMessage("s", 1, "plain", 1, 0, entries, []), DirectGrant(10_000, 50))
+    worker.direct.granted(BatchMessage("s", 1, "plain", 1, 0, entries), DirectGrant(10_000, 50))
     here = bench.submit("2", "plain")
     far = bench.submit("3", "plain", PayloadRef("weir-worker-00000000-1_0.1", 0, 1, 0, 1))
     worker.bus.turn()

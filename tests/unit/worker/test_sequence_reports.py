@@ -31,7 +31,7 @@ def batch(*rows: tuple[int | str, int], model: str = "m", version: int = 1, numb
     """A batch of requests of sequences, each with its correlation id and flags; `number` ran before each of them."""
     places = [SequencePosition(slot, number, False, 1, flags) for slot, (_, flags) in enumerate(rows)]
     entries = [BatchEntry("gateway", key, 0, b"", 0, place) for key, place in enumerate(places)]
-    running = RunningBatch(BatchMessage("scheduler", 1, model, version, 0, entries, []))
+    running = RunningBatch(BatchMessage("scheduler", 1, model, version, 0, entries))
     running.sequence_ids = {position: id for position, (id, _) in enumerate(rows)}
     return running
 
@@ -85,7 +85,7 @@ def report_in(bus: CollectingBus) -> tuple[list[tuple[int, int | str]], bool]:
 
 async def test_a_report_waits_for_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequence_reports, "RUNNING_WAIT_S", 600)
-    plain = SimpleNamespace(message=BatchMessage("s", 2, "m", 1, 0, [BatchEntry("g", 1, 0, b"")], []))
+    plain = SimpleNamespace(message=BatchMessage("s", 2, "m", 1, 0, [BatchEntry("g", 1, 0, b"")]))
     assert report_in(await reported([])) == ([(1, 1)], True)
     assert report_in(await reported([batch((2, SEQUENCE_START))])) == ([(1, 1)], True)
     bus, roll = CollectingBus(), SequenceRoll()

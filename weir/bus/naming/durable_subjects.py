@@ -126,11 +126,6 @@ def dead(model: str) -> str:
     return f"dead.{token(model)}"
 
 
-def found(role: str) -> str:
-    """Responses of JetStream to a process of an earlier version, which permissions still allow; a number follows."""
-    return f"found.{role}"
-
-
 def stored(role: str) -> str:
     """Acknowledgements of JetStream to an `AckedPublisher`; a number follows."""
     return f"stored.{role}"

@@ -113,7 +113,6 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     (durable.ANY_JOB, (GATEWAY, *OBSERVERS), ()),
     (durable.RESULT_SUBJECTS, (GATEWAY,), (GATEWAY, PRODUCER)),
     (durable.DEAD_SUBJECTS, (GATEWAY,), ()),
-    (f"{anything(durable.found)}.*", (), ALL_USERS),
     (f"{anything(durable.stored)}.*", (), ALL_USERS),
     (f"{anything(durable.durable_inbox)}.>", (), (GATEWAY,)),
     (durable.CANCEL_DURABLE, (GATEWAY,), (GATEWAY,)),

@@ -36,7 +36,6 @@ RESERVED_TOKENS = frozenset(
         "fetch",
         "fetched",
         "flow",
-        "found",
         "heartbeat",
         "history",
         "inbox",

@@ -161,8 +161,7 @@ async def ensure_bucket(bus: Bus, bucket: Bucket) -> None:
     name, republish = bucket.name, None
     if bucket.is_followed:
         republish = RePublish(src=f"$KV.{name}.>", dest=subjects.stored_entry(name, ">"))
-    found = await bus.jetstream.find_stream(f"KV_{name}")
-    if found is None:
+    if await bus.jetstream.find_stream(f"KV_{name}") is None:
         await bus.jetstream.create_key_value(
             KeyValueConfig(
                 bucket=name,
@@ -174,9 +173,6 @@ async def ensure_bucket(bus: Bus, bucket: Bucket) -> None:
                 republish=republish,
             )
         )
-    elif republish is not None and "republish" not in found["config"]:
-        # An earlier version has created it. Its main writer may change that; the other roles wait until it has.
-        await bus.jetstream.ask(f"STREAM.UPDATE.KV_{name}", {**found["config"], "republish": republish.as_dict()})
 
 
 async def ensure_stream(bus: Bus, config: StreamConfig) -> bool:

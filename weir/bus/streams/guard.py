@@ -147,13 +147,6 @@ class StreamGuard:
         problem = await self._change(name, found, {field: limits[field] for field in followed})
         if problem:
             raise unavailable(f"limits of stream {name} can't be changed {problem}. {self._sizes()}")
-        if name == subjects.QUEUE_STREAM:
-            # Streams of earlier versions have no limit of consumers. Servers before 2.15 reject the change and need none.
-            problem = await self._change(
-                name, await self._config_of(name) or {}, {"max_consumers": limits["max_consumers"]}
-            )
-            if problem:
-                logger.info("the limit of consumers of stream %s stays as it is: %s", name, problem)
 
     async def _change(self, name: str, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
         """Sets fields of a stream; returns those that JetStream rejected with its reason, "" if it accepted all."""

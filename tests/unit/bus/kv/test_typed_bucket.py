@@ -18,7 +18,7 @@ from weir.bus.kv.typed_bucket import TypedBucket
 from weir.bus.kv.view import KvBucket
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
-from weir.bus.streams.declarations import Bucket, ensure_bucket
+from weir.bus.streams.declarations import Bucket
 
 Counts = dict[str, int]
 """A record: how often each writer has changed it."""
@@ -118,14 +118,6 @@ async def test_a_change_that_is_rejected_is_never_seen(nats: EmbeddedNats) -> No
             await writer.update("a", lambda _counts: {"never": 1 // 0})
         assert await writer.update("a", lambda counts: counts) == {"w": 2}
         assert await bucket.entry("a") == (b'{"w":2}', 2)
-
-
-async def test_a_bucket_of_an_earlier_version_is_followed_too(nats: EmbeddedNats) -> None:
-    async with views(nats, 1, Bucket("other")) as (view,):
-        await ensure_bucket(view._bus, Bucket("earlier", is_followed=False))
-    async with views(nats, 2, Bucket("earlier")) as (writer, onlooker):
-        await writer.update("a", lambda counts: raised(counts, "w"))
-        await eventually(lambda: onlooker.get("a") == {"w": 1})
 
 
 async def test_records_of_other_names_and_without_a_bucket(

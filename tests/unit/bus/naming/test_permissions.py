@@ -51,7 +51,7 @@ _BASES = {
     "infer_flow",
     "inbox",
 }
-BASES = dict.fromkeys(_BASES | {"found", "stored", "durable_inbox"}, 1) | {"fetched": 2}
+BASES = dict.fromkeys(_BASES | {"stored", "durable_inbox"}, 1) | {"fetched": 2}
 """Subjects behind which numbers or names follow, as so many tokens more."""
 
 
@@ -84,7 +84,6 @@ def test_every_published_subject_has_a_subscriber_and_the_reverse() -> None:
     answered = (
         "ack.",
         "stored.",
-        "found.",
         "cached.",
         "inbox.",
         "durable-inbox.",

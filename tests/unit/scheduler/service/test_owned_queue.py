@@ -98,8 +98,9 @@ def frame(bus: CollectingBus, *keys: int) -> None:
     bus.deliver("inbox.scheduler.model", Frame("gateway", [part(key) for key in keys]).pack(), "$JS.ACK.1")
 
 
-def done(bus: CollectingBus, batch_id: int, outcome: int = BatchOutcome.ANSWERED, number: int = 10) -> None:
-    bus.deliver("done.scheduler", Completions("worker", [BatchCompletion(batch_id, outcome, number)]).pack())
+def done(bus: CollectingBus, batch_id: int, outcome: int = BatchOutcome.ANSWERED, epoch: int = 0) -> None:
+    completion = BatchCompletion(batch_id, outcome, 10, epoch=epoch)
+    bus.deliver("done.scheduler", Completions("worker", [completion]).pack())
 
 
 def counters(bus: CollectingBus) -> SchedulerCounters:

@@ -50,7 +50,6 @@ BATCH = BatchMessage(
     1,
     0,
     [BatchEntry("g", 1, 50, b"x"), BatchEntry("", 2, 0, b"y", 7, SequencePosition(3, 4, True, 5, 1))],
-    ["$JS.ACK.a"],
 )
 ANSWERS = [
     pack_response(1, [TENSOR, Tensor("LARGE", "FP32", [4], REF)], {"b": True}),

@@ -15,7 +15,6 @@ from weir.schemas.wire.messages import (
     MAX_REASON_LENGTH,
     CancelledRequests,
     LostAttempts,
-    ResponseRun,
     RunningCancellation,
     Timestamps,
     pack_end,
@@ -68,21 +67,6 @@ class ResponseBefore(msgspec.Struct, array_like=True):
 
 
 TRACED: Timestamps = {"QUEUE_START": 5, "BATCH_ID": 6, "SCHEDULER": "scheduler-1", "WORKER": "worker-2"}
-
-
-@pytest.mark.parametrize("run", [None, ("s.1", 4)])
-def test_names_among_timestamps_are_no_matter_to_earlier_releases(run: ResponseRun | None) -> None:
-    error = WeirError(ErrorCode.NOT_FOUND, "gone")
-    rows = [
-        pack_response(7, [], None, True, TRACED, run),
-        pack_end(8, TRACED, run),
-        pack_error(9, error, True, TRACED, run),
-    ]
-    sent = pack_responses(3, rows)
-    assert [answer.timestamps for answer in unpack_responses(sent)[1]] == [TRACED] * 3
-    _, _, before = msgspec.msgpack.decode(sent, type=tuple[int, int, list[ResponseBefore]])
-    assert [row.timestamps for row in before] == [{"QUEUE_START": 5, "BATCH_ID": 6}] * 3
-    assert [(row.run, row.number) for row in before] == [run or ("", 0)] * 3
 
 
 def test_names_in_place_of_timestamps_are_understood() -> None:

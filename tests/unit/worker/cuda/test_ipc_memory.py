@@ -324,7 +324,7 @@ def test_a_whole_batch_of_an_instance_stays_on_the_gpu_and_ends_its_use_of_the_r
     )
     requests = [reading(CudaRegionRef(given, 0, 4 * at, 4), 1, CudaRegionRef(taken, 0, 8 * at, 8)) for at in range(2)]
     entries = [BatchEntry(GATEWAY, at, 5, pack_body(request), 0) for at, request in enumerate(requests)]
-    served.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, ["ack"])))
+    served.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     update = served.published.get(timeout=10)
     assert update.completion is not None
     assert update.completion.outcome == BatchOutcome.ANSWERED

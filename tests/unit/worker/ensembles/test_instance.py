@@ -44,7 +44,7 @@ class Coordinator:
     def submit(self, number: int, *outputs: RequestedOutput) -> RunningBatch:
         body = pack_body(InferRequest("e", inputs=[Tensor("IN", "FP32", [1], bytes(4))], outputs=list(outputs)))
         entries = [BatchEntry(new_id("gateway"), number, 0, body)]
-        batch = RunningBatch(BatchMessage("s", number, "e", 1, 0, entries, ["ack"]))
+        batch = RunningBatch(BatchMessage("s", number, "e", 1, 0, entries))
         self.instance.submit(batch)
         return batch
 

@@ -68,7 +68,7 @@ class Scripted:
     def submit(self, *keys: int) -> RunningBatch:
         body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")]))
         entries = [BatchEntry(f"gateway{key % 2}", key, 5, body) for key in keys]
-        batch = RunningBatch(BatchMessage("scheduler", keys[0], "m", 1, 0, entries, ["ack"]))
+        batch = RunningBatch(BatchMessage("scheduler", keys[0], "m", 1, 0, entries))
         self.instance.submit(batch)
         return batch
 
@@ -251,7 +251,7 @@ def test_late_requests_do_not_run_or_are_cancelled(model: Scripted) -> None:
         return [number(5)] * len(requests)
 
     model.execute = execute
-    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, ["ack"])))
+    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     outcome, received = model.left()
     assert outcome == BatchOutcome.ANSWERED
     assert received == [(1, "Request timeout expired", True), (2, 5, True), (3, 5, True)]

@@ -78,7 +78,7 @@ def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.Mo
         output = RequestedOutput("N", region=RegionRef("of-the-client", 1, 0, 8) if key == 2 else None)
         body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")], outputs=[output]))
         entries.append(BatchEntry("gateway", key, 5, body))
-    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, [])))
+    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     answers = responses_of(model.published.get(timeout=10))
     assert answers == {1: 5, 2: "the response can't be sent: RuntimeError: injected", 3: 5}
 

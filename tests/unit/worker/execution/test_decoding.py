@@ -56,7 +56,7 @@ def small(**fields: Any) -> InferRequest:
 
 def batch_of(*bodies: bytes, **fields: Any) -> RunningBatch:
     entries = [BatchEntry("gateway-1", key, 5, body, **fields) for key, body in enumerate(bodies)]
-    return RunningBatch(BatchMessage("scheduler", 1, "m", 3, 0, entries, []))
+    return RunningBatch(BatchMessage("scheduler", 1, "m", 3, 0, entries))
 
 
 def decoded(batch: RunningBatch) -> tuple[list[int], list[InferRequest], list[str]]:

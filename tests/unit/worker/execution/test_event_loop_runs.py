@@ -71,7 +71,7 @@ class Model:
 
     def submit(self, width: int = 4) -> None:
         body = pack_body(InferRequest("m", inputs=[Tensor.from_numpy("A", np.zeros((1, width), np.float32), "FP32")]))
-        batch = BatchMessage("scheduler", 1, "m", 1, 0, [BatchEntry("g", 1, 5, body)], [])
+        batch = BatchMessage("scheduler", 1, "m", 1, 0, [BatchEntry("g", 1, 5, body)])
         self.instance.submit(RunningBatch(batch))
 
     def runs_here(self, width: int = 4) -> bool:

@@ -84,7 +84,7 @@ class Served:
         entries = [
             BatchEntry("gateway", 100 * number + position, 5, body, deadline_ms) for position, body in enumerate(bodies)
         ]
-        batch = RunningBatch(BatchMessage("scheduler", number, "m", 1, 0, entries, [f"ack{number}"]))
+        batch = RunningBatch(BatchMessage("scheduler", number, "m", 1, 0, entries))
         self.instance.submit(batch)
         return batch
 
@@ -364,7 +364,7 @@ def test_a_failed_batch_runs_again_on_its_own_inputs_from_clients_memory(device:
             place = RegionRef(path.name, path.stat().st_ino, 4 * value, 4)
             body = pack_body(InferRequest("m", inputs=[Tensor("IN", "FP32", [1, 1], place)]))
             entries.append(BatchEntry(gateway, value, 5, body))
-        served.instance.submit(RunningBatch(BatchMessage("scheduler", values[0], "m", 1, 0, entries, ["ack"])))
+        served.instance.submit(RunningBatch(BatchMessage("scheduler", values[0], "m", 1, 0, entries)))
 
     served = Served(lambda _: device, shared={"shared_memory": SharedMemoryAccess(True)})
     try:

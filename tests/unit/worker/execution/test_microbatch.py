@@ -107,7 +107,7 @@ class Served:
             )
             for at, number in enumerate(numbers)
         ]
-        message = BatchMessage("scheduler", 7, "m", 1, 0, entries, [], is_series=True)
+        message = BatchMessage("scheduler", 7, "m", 1, 0, entries, is_series=True)
         microbatch = Microbatch(message, self.instance, self._ids, self.published.put)
         self._microbatches.update({part.message.batch_id: microbatch for part in microbatch.parts})
         microbatch.submit()

@@ -138,7 +138,7 @@ class Served:
             )
             for number in numbers
         ]
-        running = RunningBatch(BatchMessage("scheduler", 7, "m", 1, 0, entries, [], is_series=True))
+        running = RunningBatch(BatchMessage("scheduler", 7, "m", 1, 0, entries, is_series=True))
         self.instance.submit(running)
         return running
 

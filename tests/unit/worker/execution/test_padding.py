@@ -65,7 +65,7 @@ def responses_to(model: LoadedModel, config: ModelConfig = CONFIG, shape: Sequen
         BatchEntry(NO_REPLY, 0, 0, bodies[1]),
         BatchEntry("gateway", 13, 5, bodies[3], 0, places[3]),
     ]
-    instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries, [])))
+    instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     answers: dict[int, bool] = {}
     while len(answers) < 3:
         for _, message in published.get(timeout=20).responses:

@@ -44,7 +44,7 @@ def remote(slot: int) -> PayloadRef:
 
 
 def batch(body: bytes, gateway: str = NO_REPLY, position: SequencePosition | None = None) -> BatchMessage:
-    return BatchMessage("s", 1, "m", 1, 0, [BatchEntry(gateway, 1, 0, body, 0, position)], [])
+    return BatchMessage("s", 1, "m", 1, 0, [BatchEntry(gateway, 1, 0, body, 0, position)])
 
 
 def with_tensor(ref: PayloadRef) -> bytes:

@@ -11,7 +11,7 @@ from weir.worker.execution.running_batch import RunningBatch, trace_timestamps
 
 
 def batch(*entries: BatchEntry) -> RunningBatch:
-    return RunningBatch(BatchMessage("s", 1, "m", 1, 0, list(entries), []))
+    return RunningBatch(BatchMessage("s", 1, "m", 1, 0, list(entries)))
 
 
 def test_requests_are_cancelled_by_gateway_and_key() -> None:

@@ -18,7 +18,7 @@ from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.requests import SEQUENCE_END, InferRequest
 from weir.schemas.core.tensors import Tensor
 from weir.schemas.wire.codec import MalformedMessage, encode
-from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
+from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, CheckpointName, SequencePosition
 from weir.schemas.wire.transfers import NOT_RESUMABLE, StatePiece, pack_pieces, pack_state, unpack_state
 from weir.worker.backend_api.interface import Result
 from weir.worker.execution.sequences import ImplicitStates, StateDeclarations
@@ -39,7 +39,9 @@ class Instance:
 
     def run(self, *entries: BatchEntry, leaves: bytes = b"", error: WeirError | None = None) -> list[bytes | None]:
         """The state of each entry, None if it was rejected; entries that run leave `leaves` or fail with `error`."""
-        batch = BatchMessage("s", 1, "m", 1, 0, list(entries), [])
+        places = [entry.position for entry in entries if entry.position is not None]
+        names = [CheckpointName(place.run, "s", place.run, 0) for place in places]
+        batch = BatchMessage("s", 1, "m", 1, 0, list(entries), checkpoints=names)
         requests = [InferRequest("m") for _ in entries]
         refused = self.states.add_to(batch, entries, requests)
         kept = [entry for entry, why in zip(entries, refused, strict=True) if why is None]
@@ -90,7 +92,7 @@ def test_a_failure_keeps_the_state_and_a_failed_repetition_drops_it(tmp_path: Pa
 
 def test_a_request_that_does_not_run_keeps_the_state(tmp_path: Path) -> None:
     instance = Instance(declared(tmp_path))
-    batch = BatchMessage("s", 1, "m", 1, 0, [], [])
+    batch = BatchMessage("s", 1, "m", 1, 0, [])
     instance.run(entry(0, 0), leaves=b"ab")
     instance.states.pass_over(batch, [entry(0, 1), entry(1, 0, run=2), entry(2, 3, run=3), NULL])
     assert instance.run(entry(0, 2), entry(1, 1, run=2), leaves=b"c") == [b"ab", b"\0"]

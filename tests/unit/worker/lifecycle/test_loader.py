@@ -96,7 +96,7 @@ def test_every_instance_of_a_loaded_version_runs_batches(loading: Loading, tmp_p
     body = pack_body(InferRequest("neg", inputs=[Tensor.from_numpy("IN", array, "FP32")]))
     for number, instance in enumerate(result.served[1].instances):
         entries = [BatchEntry("gateway-x", 7, 0, body), BatchEntry("gateway-y", 8, 0, body)]
-        instance.submit(RunningBatch(BatchMessage("scheduler-x", number, "neg", 1, number, entries, [])))
+        instance.submit(RunningBatch(BatchMessage("scheduler-x", number, "neg", 1, number, entries)))
         finished = loading.finished.get(timeout=10)
         assert finished.completion.batch_id == number
         for (gateway, message), key in zip(finished.responses, (7, 8), strict=True):
