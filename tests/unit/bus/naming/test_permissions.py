@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
 
 from weir.bus.naming import durable_subjects, subjects
-from weir.bus.naming.permissions import USERS, allows, anything, nats_conf, permissions
+from weir.bus.naming.permissions import USERS, allows, nats_conf, permissions
 
 NO_SUBJECTS = {
     "token",
@@ -53,6 +54,16 @@ _BASES = {
 }
 BASES = dict.fromkeys(_BASES | {"stored", "durable_inbox"}, 1) | {"fetched": 2}
 """Subjects behind which numbers or names follow, as so many tokens more."""
+
+
+_WORD, _NUMBER = "ANYTHING", 987654321
+
+
+def anything(name: Callable[..., str]) -> str:
+    """The subjects of a function of `weir.bus.naming.subjects` with a wildcard for each argument."""
+    parameters = inspect.signature(name).parameters.values()
+    tokens = name(*(_NUMBER if parameter.annotation == "int" else _WORD for parameter in parameters)).split(".")
+    return ".".join("*" if _WORD in token or str(_NUMBER) in token else token for token in tokens)
 
 
 def own_subjects(module: ModuleType) -> list[str]:
