@@ -1,0 +1,1 @@
+"""Which functions one request passes: see `benchmarks.hops.__main__`."""
