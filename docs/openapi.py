@@ -9,6 +9,7 @@ from weir.gateway.http import app
 from weir.gateway.http.openapi import document as openapi_document
 from weir.gateway.http.openapi.document import without_version
 from weir.gateway.http.openapi.operations import OPERATIONS
+from weir.gateway.http.traffic import traffic_routes
 from weir.schemas.core.errors import ErrorCode
 
 
@@ -25,7 +26,7 @@ def document() -> dict[str, Any]:
 def _application() -> Any:
     context = MagicMock()
     context.access.http = ()
-    return app.make_app(context)
+    return app.make_app(context, traffic_routes(MagicMock()))
 
 
 def endpoints() -> str:

@@ -17,7 +17,6 @@ from weir.gateway.admin.live_settings import LiveSettings
 from weir.gateway.admin.load_report import LoadReports
 from weir.gateway.admin.repository import RepositoryControl
 from weir.gateway.admin.shared_memory import SharedMemoryRegions
-from weir.gateway.admin.traffic import TrafficControl
 from weir.gateway.cross_site import LOCAL, CrossSiteCheck
 from weir.http_server.connection_cap import ConnectionCap
 from weir.jobs.api.service import JobService
@@ -51,7 +50,6 @@ class GatewayContext:
     cross_site: CrossSiteCheck = LOCAL
     async_requests: AsyncRequests | None = None
     batch_jobs: JobService | None = None
-    traffic: TrafficControl | None = None
     history: HistoryControl | None = None
     describes_api: bool = True
     connection_cap: ConnectionCap = field(default_factory=ConnectionCap.of_process)

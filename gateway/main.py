@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from weir.bus.kv.desired_models import DesiredModels
@@ -17,7 +16,6 @@ from weir.bus.kv.model_files import ModelFiles
 from weir.bus.kv.presence import Presence
 from weir.bus.kv.registry import RegistryView
 from weir.bus.kv.settings import SharedSettings
-from weir.bus.kv.traffic import TrafficRecords
 from weir.bus.links.tcp import TcpListener
 from weir.bus.naming.identity import own_id
 from weir.bus.nats.connection import Bus
@@ -27,44 +25,38 @@ from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.bus.payloads.server import PayloadServer
 from weir.bus.streams.durability import Durability
 from weir.bus.streams.history import ModelHistory
-from weir.bus.streams.shadow_samples import ShadowSamples
-from weir.calls.cache.response_cache import ResponseCache
 from weir.calls.catalog import Catalog
 from weir.calls.dispatch import DispatchOptions, RequestDispatcher
 from weir.calls.model_control import ModelControl
 from weir.calls.payload_store import PayloadStore
 from weir.calls.readiness import Readiness
-from weir.calls.trace_feed import TraceFeed
 from weir.calls.tracing import Tracing
-from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
 from weir.cluster.counters.collection import Statistics
 from weir.durable.api.acceptance import QueueProvisioner
 from weir.durable.api.async_requests import AsyncRequests
 from weir.durable.api.reporting import CounterReporter
 from weir.durable.api.store import DurableStore
 from weir.durable.background import BackgroundWork, ConsumerServices
-from weir.durable.ramps import RampHost
 from weir.gateway.admin.history import HistoryControl, LoadRecorder, Loads
 from weir.gateway.admin.live_settings import LiveSettings
 from weir.gateway.admin.load_report import LoadReports
 from weir.gateway.admin.peers import GatewayPeers
 from weir.gateway.admin.repository import RepositoryControl, RepositoryIndex
 from weir.gateway.admin.shared_memory import RegionPermission, SharedMemoryRegions
-from weir.gateway.admin.statistics import CacheCounterReporter
-from weir.gateway.admin.traffic import TrafficControl
 from weir.gateway.context import GatewayContext
-from weir.gateway.cross_site import CrossSiteCheck
+from weir.gateway.features.observation import Observation
+from weir.gateway.features.platforms import PlatformPorts, Platforms
+from weir.gateway.features.response_cache import CachedResponses
+from weir.gateway.features.traffic import Traffic
+from weir.gateway.grpc.handlers import Methods
 from weir.gateway.grpc.server import LEAVE_TIMEOUT_S, GrpcServer
 from weir.gateway.http.app import make_app
 from weir.gateway.http.protocol import LINGER_S, HttpProtocol
 from weir.gateway.metrics.endpoint import MetricsEndpoint, PayloadTransfers
+from weir.gateway.metrics.text import Labels, MetricFamily
 from weir.gateway.nats.api_bridge import ApiBridge
 from weir.gateway.nats.frontend import NatsFrontend
 from weir.gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, parse_settings, request_ledger
-from weir.gateway.platforms.frontend import Platform, PlatformApp, PlatformProtocol
-from weir.gateway.platforms.multi_model import MultiModel
-from weir.gateway.platforms.sagemaker import SageMaker
-from weir.gateway.platforms.vertex_ai import VertexAi
 from weir.gateway.settings import GatewaySettings
 from weir.http_server.listeners import HttpListeners
 from weir.http_server.stall_detection import MonitoredConnection, end_stalled_connections
@@ -85,25 +77,35 @@ logger = logging.getLogger("weir.gateway")
 _EXPIRY_INTERVAL_S = 1.0
 
 
-def run(settings: GatewaySettings) -> int:
-    """Runs a gateway until it is stopped; returns the exit status."""
+FEATURES = frozenset(["traffic", "response cache", "observation", "platforms"])
+"""What a gateway has that it could do without (`weir.gateway.features`)."""
+
+
+def run(settings: GatewaySettings, features: Collection[str] = FEATURES) -> int:
+    """Runs a gateway with some of `FEATURES` until it is stopped; returns the exit status."""
     log = configure_logging("gateway", LogSettings.of(settings))
     watch_parent()
-    return run_role(functools.partial(_serve, settings, log))
+    return run_role(functools.partial(_serve, settings, features, log))
 
 
-async def _serve(settings: GatewaySettings, log: RoleLog, stop: asyncio.Event, background: asyncio.TaskGroup) -> int:
+async def _serve(
+    settings: GatewaySettings,
+    features: Collection[str],
+    log: RoleLog,
+    stop: asyncio.Event,
+    background: asyncio.TaskGroup,
+) -> int:
     deadline = _ExitDeadline(settings.exit_timeout_secs)
     async with contextlib.AsyncExitStack() as stops:
         try:
             with _start_errors():
                 parsed = parse_settings(settings)
-                listeners = _bind(settings)
+                listeners = _bind(settings, features)
             stops.push_async_callback(listeners.wait_closed)
             connected = await _connect(settings, background, stops)
-            gateway = _Gateway(settings, parsed, connected, listeners, log)
+            gateway = _Gateway(settings, parsed, features, connected, listeners, deadline, log)
             await gateway.start_services(background, stops)
-            await gateway.start_frontends(background, stops, deadline)
+            await gateway.start_frontends(background, stops)
         except _StartError as error:
             logger.error("%s", error)
             announce_failure(str(error))
@@ -153,7 +155,7 @@ class _Connected(NamedTuple):
     peers: TcpListener | None
 
 
-def _bind(settings: GatewaySettings) -> HttpListeners:
+def _bind(settings: GatewaySettings, features: Collection[str]) -> HttpListeners:
     """Binds the HTTP ports of a gateway. Raises OSError."""
     listeners = HttpListeners()
     if settings.allow_http:
@@ -162,9 +164,9 @@ def _bind(settings: GatewaySettings) -> HttpListeners:
         return listeners
     if settings.allow_metrics:
         listeners.bind("metrics", settings.metrics_address, settings.metrics_port)
-    if settings.allow_sagemaker:
+    if settings.allow_sagemaker and "platforms" in features:
         listeners.bind("SageMaker", settings.sagemaker_address, settings.sagemaker_port)
-    if settings.allow_vertex_ai:
+    if settings.allow_vertex_ai and "platforms" in features:
         listeners.bind("Vertex AI", settings.vertex_ai_address, settings.vertex_ai_port)
     return listeners
 
@@ -187,20 +189,19 @@ async def _connect(
 class _Gateway:
     """The parts of one gateway. Each is started with its stop pushed beside it: they stop in reverse order."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - made once, by `_serve`
         self,
         settings: GatewaySettings,
         parsed: ParsedSettings,
+        features: Collection[str],
         connected: _Connected,
         listeners: HttpListeners,
+        deadline: _ExitDeadline,
         log: RoleLog,
     ) -> None:
         id, bus, peers = connected
-        self._settings = settings
-        self._parsed = parsed
-        self._id = id
-        self._bus = bus
-        self._listeners = listeners
+        self._settings, self._id, self._bus = settings, id, bus
+        self._listeners, self._deadline = listeners, deadline
         self._ports: dict[str, int] = {}
         # Several processes can't write one file.
         self._tracing = Tracing(parsed.trace, f".gateway-{settings.gateway_number}" if settings.gateway_number else "")
@@ -219,10 +220,11 @@ class _Gateway:
             RegionPermission(settings.allow_client_shm, settings.client_shm_prefix),
             self._peers.synchronise,
         )
-        self._cache: ResponseCache | None = None
-        if parsed.cache is not None:
-            summaries = parsed.metrics.summary_latencies
-            self._cache = ResponseCache(bus, id, self._catalog, self._registry, parsed.cache, summaries)
+        cached: CachedResponses | None = None
+        if parsed.cache is not None and "response cache" in features:
+            summaries, reports = parsed.metrics.summary_latencies, not settings.gateway_number
+            cached = CachedResponses(bus, id, self._catalog, self._registry, parsed.cache, summaries, reports)
+        self._cache = None if cached is None else cached.cache
         self._inference = RequestDispatcher(
             bus,
             id,
@@ -233,24 +235,20 @@ class _Gateway:
         self._statistics = Statistics(bus, id, self._registry, self._catalog)
         desired = DesiredModels(bus)
         control = ModelControl(self._registry, desired, ModelFiles(bus))
-        self._catalog.set_unwanted_check(lambda name: control.is_explicit and desired.is_unwanted(name))
-        self._known = KnownModels(bus)
-        self._known.follow(desired, lambda: control.is_explicit)
-        self._catalog.accept_known(self._known)
+        self._known = self._follow_known(control, desired)
         synchronise, history, loads = self._peers.synchronise, ModelHistory(bus), Loads(self._catalog, desired)
-        recorder = LoadRecorder(history, loads)
-        self._repository = RepositoryControl(
-            RepositoryIndex(bus, id, self._registry), control, desired, synchronise, recorder
-        )
-        counters = TrafficCounters()
-        totals, records = TrafficTotals(bus, id, counters), TrafficRecords(bus)
-        samples = ShadowSamples(bus, id)
-        self._traffic = TrafficControl(self._catalog, records, counters, totals, history, samples, synchronise)
-        self._history = HistoryControl(history, control, self._traffic, loads, synchronise)
+        index, recorder = RepositoryIndex(bus, id, self._registry), LoadRecorder(history, loads)
+        self._repository = RepositoryControl(index, control, desired, synchronise, recorder)
+        self._durable = DurableStore(bus, id, settings, self._catalog.knows)
+        self._traffic: Traffic | None = None
+        if "traffic" in features:
+            self._traffic = Traffic(bus, id, self._catalog, self._durable, history, self._peers)
+        rules = None if self._traffic is None else self._traffic.control
+        self._history = HistoryControl(history, control, rules, loads, synchronise)
         self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)
         self._readiness = Readiness(bus, id, self._catalog)
-        self._durable = DurableStore(bus, id, settings, self._catalog.knows)
-        self._ramps = RampHost(self._durable.leases, records, totals, history)
+        observation = Observation(bus, id, self._tracing) if "observation" in features else None
+        self._features = [feature for feature in (cached, self._traffic, observation) if feature is not None]
         self._async_requests = AsyncRequests(self._durable, settings)
         self._job_store = JobStore(bus, self._durable.publisher)
         self._context = GatewayContext(
@@ -267,7 +265,6 @@ class _Gateway:
             repository=self._repository,
             settings=self._live_settings,
             durable=self._durable,
-            traffic=self._traffic,
             load_reports=LoadReports(self._statistics),
             history=self._history,
             access=parsed.access,
@@ -278,12 +275,36 @@ class _Gateway:
         )
         self._group = own_id("durable", settings.durable_id) if settings.durable_id else ""
         transfers = PayloadTransfers(self._fetcher, self._payload_server)
-        self._metrics = MetricsEndpoint(id, self._context, parsed.metrics, transfers, self._group)
+        self._metrics = MetricsEndpoint(
+            id, self._context, parsed.metrics, transfers, self._feature_families, self._group
+        )
         self._nats = NatsFrontend(bus, id, self._context)
-        self._app = make_app(self._context)
+        routes = [route for feature in self._features for route in feature.http_routes()]
+        self._app = make_app(self._context, routes)
         self._api_bridge = ApiBridge(bus, self._app, self._context.ledger)
+        at = PlatformPorts(settings, listeners, self._stop_http)
+        make_platforms = functools.partial(Platforms, at, parsed, self._context, routes, self._metrics.app)
+        self._platforms = make_platforms() if "platforms" in features else None
         with _start_errors():
-            self._grpc = GrpcServer(self._context, parsed.grpc)
+            self._grpc = GrpcServer(self._context, parsed.grpc, self._feature_methods())
+
+    def _feature_families(self, served: Mapping[str, Labels]) -> Iterator[MetricFamily]:
+        for feature in self._features:
+            yield from feature.metrics(served)
+
+    def _feature_methods(self) -> Methods:
+        methods: Methods = {}
+        for feature in self._features:
+            methods |= feature.grpc_methods()
+        return methods
+
+    def _follow_known(self, control: ModelControl, desired: DesiredModels) -> KnownModels:
+        """Tells the catalog which models are known though no worker serves them, and which are not to be served."""
+        self._catalog.set_unwanted_check(lambda name: control.is_explicit and desired.is_unwanted(name))
+        known = KnownModels(self._bus)
+        known.follow(desired, lambda: control.is_explicit)
+        self._catalog.accept_known(known)
+        return known
 
     async def start_services(self, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack) -> None:
         """Starts what frontends need, and the metrics port. Raises _StartError."""
@@ -300,17 +321,16 @@ class _Gateway:
         stops.callback(self._fetcher.close)
         stops.callback(self._context.offload.close)
         with _start_errors():
-            if self._cache is not None:
-                await self._cache.start()
             await self._durable.start(background)
         stops.callback(self._durable.stop)
         await self._live_settings.start()
         await self._history.start()
-        await self._traffic.start()
-        stops.push_async_callback(self._traffic.stop)
+        for feature in self._features:
+            with _start_errors():
+                await feature.start()
+            stops.push_async_callback(feature.stop)
         stops.push_async_callback(self._tracing.stop)
         await self._inference.start(background)  # stopped with the frontends
-        await TraceFeed(self._bus, self._id, self._tracing, "nats").start()
         await self._readiness.start()
         await self._registry.start(background)
         await self._known.start(is_maker=False)
@@ -330,19 +350,13 @@ class _Gateway:
             stops.callback(self._listeners.stop, "metrics")
 
     async def _report_counters(self, stops: contextlib.AsyncExitStack) -> None:
-        """Reports to other gateways what they can't count: the hits of the response cache, and all counters of a gateway
-        without a metrics port of its own.
-        """
-        reporter: CounterReporter | CacheCounterReporter
-        if self._settings.gateway_number:
-            # The same name in each life, so that the counters of former lives stay in the sums.
-            name = own_id("gateway", f"{self._settings.durable_id}-{self._settings.gateway_number}")
-            read_cache = list if self._cache is None else self._cache.counters.snapshot
-            reporter = CounterReporter(self._bus, name, self._metrics.own_counters, read_cache, self._group)
-        elif self._cache is not None:
-            reporter = CacheCounterReporter(self._bus, self._id, self._cache.counters)
-        else:
+        """Reports all counters of a gateway without a metrics port of its own to the other gateways."""
+        if not self._settings.gateway_number:
             return
+        # The same name in each life, so that the counters of former lives stay in the sums.
+        name = own_id("gateway", f"{self._settings.durable_id}-{self._settings.gateway_number}")
+        read_cache = list if self._cache is None else self._cache.counters.snapshot
+        reporter = CounterReporter(self._bus, name, self._metrics.own_counters, read_cache, self._group)
         await reporter.start()
         stops.callback(reporter.stop)
 
@@ -356,16 +370,16 @@ class _Gateway:
             has_workers=lambda: bool(self._registry.workers),
             offload=self._context.offload,
         )
-        return BackgroundWork(self._durable, self._job_store, services, self._id, self._settings, self._ramps)
+        ramps = None if self._traffic is None else self._traffic.ramps
+        return BackgroundWork(self._durable, self._job_store, services, self._id, self._settings, ramps)
 
-    async def start_frontends(
-        self, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack, deadline: _ExitDeadline
-    ) -> None:
+    async def start_frontends(self, background: asyncio.TaskGroup, stops: contextlib.AsyncExitStack) -> None:
         """Starts the frontends, and the work in the background. Raises _StartError.
 
         They stop in this order: HTTP, waits for asynchronous requests, NATS; then gRPC clients are asked to leave; then
         gRPC, the requests in flight and the background work together; then the NATS calls that wait for acknowledgements.
         """
+        deadline = self._deadline
         drains: list[Callable[[float], Awaitable[None]]] = [self._grpc.stop, self._inference.stop]
 
         async def drain() -> None:
@@ -396,8 +410,11 @@ class _Gateway:
             self._ports["http_port"] = self._listeners.port("HTTP")
             make_connection = functools.partial(HttpProtocol, self._context, {}, self._app)
             await self._listeners.serve("HTTP", make_connection)
-            stops.push_async_callback(self._stop_http, "HTTP", deadline)
-        await self._start_platforms(stops, deadline)
+            stops.push_async_callback(self._stop_http, "HTTP")
+        if self._platforms is not None:
+            await self._platforms.start()
+            stops.push_async_callback(self._platforms.stop)
+            self._ports |= self._platforms.ports
         if settings.durable_consumer:
             work = self._background_work()
             await work.start(background)
@@ -411,40 +428,12 @@ class _Gateway:
         stops.callback(presence.publish, leaving=True)
         stops.callback(announcements.cancel)
 
-    async def _start_platforms(self, stops: contextlib.AsyncExitStack, deadline: _ExitDeadline) -> None:
-        """Serves the managed services that a port was bound for."""
-        settings, parsed = self._settings, self._parsed
-        platforms: list[tuple[str, Platform, str]] = []
-        if parsed.sagemaker is not None:
-            models = MultiModel(self._platform_context(settings.sagemaker_address), parsed.sagemaker.root)
-            sagemaker = SageMaker(parsed.sagemaker, self._catalog, models)
-            platforms.append(("sagemaker", sagemaker, settings.sagemaker_address))
-        if parsed.vertex_ai_routes is not None:
-            vertex_ai = VertexAi(*parsed.vertex_ai_routes, settings.vertex_ai_default_model, self._catalog)
-            platforms.append(("vertex_ai", vertex_ai, settings.vertex_ai_address))
-        for prefix, platform, address in platforms:
-            name = platform.service
-            if not self._listeners.has(name):
-                continue
-            self._ports[f"{prefix}_port"] = self._listeners.port(name)
-            app = make_app(self._platform_context(address))
-            make_connection = functools.partial(
-                PlatformProtocol, self._context, platform, PlatformApp(platform, app, self._metrics.app())
-            )
-            await self._listeners.serve(name, make_connection)
-            stops.push_async_callback(self._stop_http, name, deadline)
-
-    def _platform_context(self, address: str) -> GatewayContext:
-        """The context of a frontend that listens on `address`."""
-        cross_site = CrossSiteCheck(self._settings.allowed_hosts, self._settings.allowed_origins, address)
-        return dataclasses.replace(self._context, cross_site=cross_site)
-
-    async def _stop_http(self, name: str, deadline: _ExitDeadline) -> None:
+    async def _stop_http(self, name: str) -> None:
         """Refuses new connections. Open ones are served meanwhile, and end with their next response: a client that sends
         a request just now gets its response, not a reset.
         """
         self._listeners.stop(name)
-        await self._listeners.wait_disconnected(name, min(LINGER_S, deadline.left_s()))
+        await self._listeners.wait_disconnected(name, min(LINGER_S, self._deadline.left_s()))
 
     @property
     def _durability(self) -> Durability:

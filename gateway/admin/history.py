@@ -15,7 +15,7 @@ from weir.calls.catalog import Catalog
 from weir.calls.model_control import ModelControl
 from weir.gateway.admin.peers import Synchronise, no_peers
 from weir.gateway.admin.traffic import TrafficControl
-from weir.schemas.core.errors import WeirError, invalid, not_found
+from weir.schemas.core.errors import WeirError, invalid, not_found, unavailable
 from weir.schemas.wire.history import (
     LOAD,
     MAX_CONFIG_BYTES,
@@ -76,13 +76,13 @@ class LoadRecorder:
 
 
 class HistoryControl:
-    """The history of models, and rollback."""
+    """The history of models, and rollback; without `traffic`, changes of traffic rules can't be rolled back."""
 
     def __init__(
         self,
         history: ModelHistory,
         operations: ModelControl,
-        traffic: TrafficControl,
+        traffic: TrafficControl | None,
         loads: Loads,
         synchronise: Synchronise = no_peers,
     ) -> None:
@@ -114,6 +114,8 @@ class HistoryControl:
         undone = row.change
         now_ms = time.time_ns() // 1_000_000
         if undone.traffic_before is not None:
+            if self._traffic is None:
+                raise unavailable("this gateway changes no traffic rules")
             before, after = await self._traffic.restore(model, undone.traffic_before, by)
             change = ModelChange(
                 model,

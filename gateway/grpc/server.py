@@ -34,7 +34,6 @@ from weir.gateway.grpc.reflection import reflection_methods
 from weir.gateway.grpc.status import CallError, call_error, shutting_down
 from weir.gateway.grpc.stream_call import StreamCall, StreamHandler
 from weir.gateway.grpc.stream_infer import stream_methods
-from weir.gateway.grpc.weir_service import SERVICE, traffic_methods
 from weir.gateway.http2.headers import RequestHead
 from weir.gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
 from weir.gateway.http2.protocol import Http2Protocol
@@ -53,15 +52,20 @@ LEAVE_TIMEOUT_S = 1.0
 
 
 class GrpcServer:
-    """One gRPC server on one port, on the running event loop. It is the `Application` of its connections."""
+    """One gRPC server on one port, on the running event loop. It is the `Application` of its connections.
 
-    def __init__(self, context: GatewayContext, options: GrpcOptions | None = None) -> None:
+    `more_methods` are those of the gateway's features, by their paths.
+    """
+
+    def __init__(
+        self, context: GatewayContext, options: GrpcOptions | None = None, more_methods: Methods | None = None
+    ) -> None:
         self._access = context.access
         self._readiness = context.readiness
         self.ledger = context.ledger
         self._cap = context.connection_cap
         self._options = options or GrpcOptions()
-        self._handlers = self._make_handlers(context, self._options.compression_level)
+        self._handlers = self._make_handlers(context, more_methods or {})
         self._listener: asyncio.Server | TlsListener | None = None
         self._connections: set[Http2Protocol] = set()
         self._open_calls: set[GrpcCall] = set()
@@ -174,8 +178,8 @@ class GrpcServer:
         except Exception as error:  # noqa: BLE001 - those without a status are reported
             call.fail(call_error(error, "weir.gateway.grpc.server: handling a call"))
 
-    def _make_handlers(self, context: GatewayContext, compression_level: int) -> dict[bytes, Handler | Streaming]:
-        requests = InferSubmitter(context)
+    def _make_handlers(self, context: GatewayContext, more_methods: Methods) -> dict[bytes, Handler | Streaming]:
+        requests, compression_level = InferSubmitter(context), self._options.compression_level
         async_handler = None if context.async_requests is None else AsyncInferHandler(context, context.async_requests)
         methods: Methods = {
             **metadata_methods(context),
@@ -187,9 +191,9 @@ class GrpcServer:
             **stream_methods(requests, compression_level),
         }
         handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}
-        handlers |= {f"/{SERVICE}/{name}".encode(): handler for name, handler in traffic_methods(context).items()}
-        reflection = {f"/{name}".encode(): method for name, method in reflection_methods().items()}
-        return {**handlers, **reflection, b"/grpc.health.v1.Health/Check": self._check_health}
+        handlers |= {f"/{name}".encode(): method for name, method in reflection_methods().items()}
+        handlers |= {path.encode(): handler for path, handler in more_methods.items()}
+        return {**handlers, b"/grpc.health.v1.Health/Check": self._check_health}
 
     def _check_health(self, call: UnaryCall, _message: Message) -> None:
         # HealthCheckResponse has one field, the enum `status`: 1 is SERVING, 2 NOT_SERVING. The service's name is ignored.

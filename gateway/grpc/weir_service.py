@@ -11,8 +11,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, message_factory
 
-from weir.gateway.admin.traffic import checked
-from weir.gateway.context import GatewayContext
+from weir.gateway.admin.traffic import TrafficControl, checked
 from weir.gateway.grpc.handlers import Methods, unary, unary_async
 from weir.schemas.config.traffic import TrafficRule
 from weir.schemas.kserve.triton_messages import POOL
@@ -45,11 +44,8 @@ _MESSAGES: dict[str, list[tuple[str, int, str]]] = {
 _METHODS = {"GetTraffic": "TrafficRequest", "SetTraffic": "SetTrafficRequest", "ClearTraffic": "TrafficRequest"}
 
 
-def traffic_methods(context: GatewayContext) -> Methods:
-    """The methods of the service; none if the gateway splits no traffic."""
-    traffic = context.traffic
-    if traffic is None:
-        return {}
+def traffic_methods(traffic: TrafficControl) -> Methods:
+    """The methods of the service, by path."""
 
     def show(request: Any) -> Any:
         return _response(traffic.show(request.model))
@@ -62,9 +58,9 @@ def traffic_methods(context: GatewayContext) -> Methods:
         return _response(await traffic.clear(request.model, "grpc"))
 
     return {
-        "GetTraffic": unary(message_type("TrafficRequest"), show),
-        "SetTraffic": unary_async(message_type("SetTrafficRequest"), change),
-        "ClearTraffic": unary_async(message_type("TrafficRequest"), clear),
+        f"/{SERVICE}/GetTraffic": unary(message_type("TrafficRequest"), show),
+        f"/{SERVICE}/SetTraffic": unary_async(message_type("SetTrafficRequest"), change),
+        f"/{SERVICE}/ClearTraffic": unary_async(message_type("TrafficRequest"), clear),
     }
 
 

@@ -5,7 +5,7 @@ Source: KServe v2 and Triton's URL table. Bodies of errors are `{"error": "<text
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,13 +26,13 @@ from weir.gateway.http.batch_jobs import batch_job_routes
 from weir.gateway.http.generate import generate_routes
 from weir.gateway.http.openapi.routes import openapi_routes
 from weir.gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
-from weir.gateway.http.traffic import history_routes, traffic_routes
+from weir.gateway.http.traffic import history_routes
 from weir.http_server.routing import Route
 from weir.schemas.core.errors import WeirError
 
 
-def make_app(context: GatewayContext) -> Starlette:
-    """The application for this gateway."""
+def make_app(context: GatewayContext, more_routes: Iterable[Route] = ()) -> Starlette:
+    """The application for this gateway. `more_routes` are those of its features."""
     app = Starlette(
         routes=[
             *batch_job_routes(context),
@@ -42,7 +42,7 @@ def make_app(context: GatewayContext) -> Starlette:
             *repository_routes(context),
             *shared_memory_routes(context),
             *settings_routes(context),
-            *traffic_routes(context),
+            *more_routes,
             *history_routes(context),
             *job_routes(context),
             *openapi_routes(context),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weir.gateway.admin.traffic import checked, read_ramp, read_shadow
+from weir.gateway.admin.traffic import TrafficControl, checked, read_ramp, read_shadow
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.routing import author_of, get, json_response, post, read_short_body
 from weir.http_server.routing import Route
@@ -20,11 +20,8 @@ _HISTORY_PATH = "/v2/models/{model}/history"
 _ROLLBACK_PATH = "/v2/models/{model}/rollback"
 
 
-def traffic_routes(context: GatewayContext) -> list[Route]:
-    """The routes; none if the gateway splits no traffic."""
-    traffic = context.traffic
-    if traffic is None:
-        return []
+def traffic_routes(traffic: TrafficControl) -> list[Route]:
+    """The routes of traffic rules."""
 
     async def show(request: Request) -> Response:
         return json_response(traffic.show(request.path_params["model"]))

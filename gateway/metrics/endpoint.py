@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from starlette.applications import Starlette
@@ -21,8 +21,7 @@ from weir.gateway.metrics.custom import custom_families, merge_families
 from weir.gateway.metrics.durable import durable_families
 from weir.gateway.metrics.openmetrics import Renderer, negotiate
 from weir.gateway.metrics.shared_page import SharedPage
-from weir.gateway.metrics.text import MetricFamily, render
-from weir.gateway.metrics.traffic import traffic_families
+from weir.gateway.metrics.text import Labels, MetricFamily, render
 from weir.gateway.metrics.triton import ServedVersion, device_families, model_families, model_labels
 from weir.gateway.metrics.weir import (
     cluster_families,
@@ -46,6 +45,10 @@ MAX_REQUEST_BYTES = 64 * 1024
 """The largest body of a request for metrics. A scraper sends none."""
 
 
+MoreFamilies = Callable[[Mapping[str, Labels]], Iterable[MetricFamily]]
+"""Makes further families from the labels of models by identity."""
+
+
 class PayloadTransfers(NamedTuple):
     """What fetches payloads from other hosts, and what serves them to other hosts."""
 
@@ -56,16 +59,18 @@ class PayloadTransfers(NamedTuple):
 class MetricsEndpoint:
     """Serves Triton's metrics and Weir's own over HTTP; `config` is the value of `--metrics-config`.
 
-    With `durable_id` the counters of that `weir durable` process, and of gateways in its group, are added to those of this
+    `more_families` makes those of the gateway's features. With `durable_id` the counters of that `weir durable` process,
+    and of gateways in its group, are added to those of this
     gateway.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it shows
         self,
         gateway_id: str,
         context: GatewayContext,
         config: MetricsConfig,
         transfers: PayloadTransfers,
+        more_families: MoreFamilies,
         durable_id: str = "",
     ) -> None:
         self._gateway_id = gateway_id
@@ -76,7 +81,7 @@ class MetricsEndpoint:
         self._connection_cap = context.connection_cap
         self._payloads = context.payloads
         self._durable = context.durable
-        self._traffic = context.traffic
+        self._more_families = more_families
         self._config = config
         self._transfers = transfers
         self._durable_id = durable_id
@@ -140,9 +145,7 @@ class MetricsEndpoint:
             {name: len(self._catalog.workers_of(name)) for name in names},
             on_gpus,
         )
-        if self._traffic is not None:
-            traffic, counted = self._traffic, self._traffic.totals
-            yield from traffic_families(counted.of(), counted.comparisons(), traffic.shares(), traffic.ramps(), names)
+        yield from self._more_families(names)
         yield from gateway_families(dispatched)
         yield from payload_families(self._statistics, dispatched)
         yield refusal_family(dispatched, counters.ledger)

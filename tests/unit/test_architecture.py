@@ -62,6 +62,7 @@ ROOMS = {
         "grpc http nats",
         "platforms",
         "metrics parsed_settings",
+        "features",
         "main",
     ),
     "durable": (

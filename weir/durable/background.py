@@ -33,7 +33,7 @@ class BackgroundWork:
         services: ConsumerServices,
         process_id: str,
         settings: QueueSettings,
-        ramps: RampHost,
+        ramps: RampHost | None,
     ) -> None:
         self._ramps = ramps
         self.consumer = DurableConsumer(store, services, process_id, settings)
@@ -52,12 +52,14 @@ class BackgroundWork:
         """Starts everything. The streams must exist; raises NatsError, OSError or TimeoutError if the broker goes away."""
         await self.callbacks.start(background)
         self._jobs.start(background)
-        self._ramps.start(background)
+        if self._ramps is not None:
+            self._ramps.start(background)
         await self.consumer.start(background)
         await self._inference.on_lost_attempts(self.consumer.lost)
 
     async def stop(self, timeout_s: float) -> None:
         """Starts nothing more; returns when what is under way is recorded, or after `timeout_s`."""
-        self._ramps.stop()
+        if self._ramps is not None:
+            self._ramps.stop()
         self.callbacks.stop()
         await asyncio.gather(self._jobs.stop(), self.consumer.stop(timeout_s))

@@ -14,20 +14,23 @@ from tests.support.servers.weir_server import Server
 
 _RUN = """
 import json, sys
-from weir.gateway.main import run
+from weir.gateway.main import FEATURES, run
 from weir.gateway.settings import GatewaySettings
-sys.exit(run(GatewaySettings(**json.loads(sys.argv[1]))))
+sys.exit(run(GatewaySettings(**json.loads(sys.argv[1])), FEATURES - {sys.argv[2]}))
 """
 
 
 class OwnGateway(Endpoints):
-    """One gateway process; `told` is what it announced: its ports, or why it does not start."""
+    """One gateway process; `told` is what it announced: its ports, or why it does not start.
 
-    def __init__(self, folder: Path, server: Server, **settings: Any) -> None:
+    `without` is the one of its features that it has not.
+    """
+
+    def __init__(self, folder: Path, server: Server, without: str = "", **settings: Any) -> None:
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
         self._log = folder / "log"
         reply = json.dumps({"nats_url": server.nats_url, **ports, **settings})
-        self.process, self.told = started(["-c", _RUN, reply], folder, self._log)
+        self.process, self.told = started(["-c", _RUN, reply, without], folder, self._log)
         places = [f"127.0.0.1:{self.told.get(name, 0)}" for name in ports]
         super().__init__(*places)
 
@@ -37,9 +40,9 @@ class OwnGateway(Endpoints):
 
 
 @contextlib.contextmanager
-def own_gateway(folder: Path, server: Server, **settings: Any) -> Iterator[OwnGateway]:
+def own_gateway(folder: Path, server: Server, without: str = "", **settings: Any) -> Iterator[OwnGateway]:
     """A gateway with these settings; one that starts must stop cleanly."""
-    gateway = OwnGateway(folder, server, **settings)
+    gateway = OwnGateway(folder, server, without, **settings)
     try:
         yield gateway
         if gateway.told.get("ready"):
