@@ -38,7 +38,7 @@ _SHOWN_VALUES = 100
 _MAX_TEXT_LENGTH = 500
 
 
-class RampWish(NamedTuple):
+class RampRequest(NamedTuple):
     """A ramp that a client asks for: `goal` is a share of 1."""
 
     version: int
@@ -47,7 +47,7 @@ class RampWish(NamedTuple):
     abort_if: str = ""
 
 
-def read_ramp(document: Any) -> RampWish:
+def read_ramp(document: Any) -> RampRequest:
     """The ramp in `{"version": 2, "to": 100, "over_s": 1800, "abort_if": "error_rate>1%"}`; `to` is in percent.
 
     Raises WeirError (INVALID_ARG) with what is wrong.
@@ -69,7 +69,7 @@ def read_ramp(document: Any) -> RampWish:
             read_conditions(abort_if)
     except ValueError as error:
         raise invalid(f"invalid ramp: {error}") from error
-    return RampWish(version, to / 100, float(over_s), abort_if)
+    return RampRequest(version, to / 100, float(over_s), abort_if)
 
 
 def read_shadow(document: Any) -> ShadowRule:
@@ -181,7 +181,7 @@ class TrafficControl:
         await self._change(served.name, by, lambda _known: None)
         return self.show(served.name)
 
-    async def ramp(self, name: str, wanted: RampWish, by: str = "") -> dict[str, Any]:
+    async def ramp(self, name: str, wanted: RampRequest, by: str = "") -> dict[str, Any]:
         """Starts to raise the share of a version; returns the rule as `show` does.
 
         Raises WeirError (INVALID_ARG) where no other version has a weight to return to.

@@ -30,7 +30,7 @@ def durable_families(durable: DurableStore, consumed: ConsumerCounters) -> Itera
         _rows(consumed.ended, "outcome"),
     )
     for name, help, counts in (
-        ("weir_durable_retries", "Attempts at durable requests after one that came to nothing", consumed.retries),
+        ("weir_durable_retries", "Attempts at durable requests after one that failed", consumed.retries),
         ("weir_durable_redelivered", "Durable requests that the broker delivered again", consumed.redelivered),
         ("weir_durable_conflicts", "Durable requests whose id had a terminal record already", consumed.conflicts),
     ):
@@ -42,12 +42,12 @@ def durable_families(durable: DurableStore, consumed: ConsumerCounters) -> Itera
     )
     yield gauge(
         "weir_durable_waiting",
-        "Durable requests in their queue that no gateway has taken",
+        "Durable requests that wait in their queue",
         _samples(counters.waiting, "lane"),
     )
     yield gauge(
         "weir_durable_in_flight",
-        "Durable requests that a gateway has taken and that have not ended",
+        "Durable requests that a gateway has taken from their queue and that have not ended",
         _samples(counters.in_flight, "lane"),
     )
     yield gauge(
@@ -60,7 +60,7 @@ def durable_families(durable: DurableStore, consumed: ConsumerCounters) -> Itera
     )
     yield gauge(
         "weir_durable_dead_letters",
-        "Durable requests that could not be done and can be replayed",
+        "Durable requests that failed for good and can be replayed",
         [Sample({"model": model}, count) for model, count in sorted(backlog.dead_letters.items())],
     )
     sizes = sorted(backlog.sizes.items())

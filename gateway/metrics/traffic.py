@@ -35,12 +35,12 @@ def traffic_families(
     )
     yield counter(
         "weir_version_failures_total",
-        "Those of them that ended with an error",
+        "Requests that ended with an error, of models with a traffic rule",
         (Sample(labels, arm.failures) for labels, arm in rows),
     )
     yield MetricFamily(
         "weir_version_duration_seconds",
-        "How long those of them that succeeded took, from their arrival at the gateway",
+        "Duration of requests that succeeded, of models with a traffic rule, from their arrival at the gateway",
         "histogram",
         [sample for labels, arm in rows for sample in _histogram(labels, arm)],
     )
@@ -67,28 +67,28 @@ def _comparison_families(
     ]
     yield counter(
         "weir_shadow_compared_total",
-        "Live requests whose responses were compared with those of their copies on the version",
+        "Live requests whose responses were compared with the responses of their copies on the version",
         (Sample(labels, sums.compared) for labels, sums in rows),
     )
     yield counter(
         "weir_shadow_differing_total",
-        "Those of them whose responses differ",
+        "Live requests whose responses differ from the responses of their copies",
         (Sample(labels, sums.differing) for labels, sums in rows),
     )
     outputs = [({**labels, "output": name}, row) for labels, sums in rows for name, row in sums.outputs.items()]
     yield counter(
         "weir_shadow_labels_total",
-        "Labels in those responses, by output",
+        "Labels that were compared, by output",
         (Sample(labels, row.labels) for labels, row in outputs),
     )
     yield counter(
         "weir_shadow_different_labels_total",
-        "Those of them that differ",
+        "Labels that differ, by output",
         (Sample(labels, row.different_labels) for labels, row in outputs),
     )
     yield gauge(
         "weir_shadow_largest_relative_difference",
-        "The largest relative difference of a value, by output",
+        "Largest relative difference of a compared value, by output",
         (Sample(labels, row.largest_relative) for labels, row in outputs),
     )
 
@@ -102,7 +102,7 @@ def _ramp_families(ramps: Iterable[tuple[str, RampState]], served: Mapping[str, 
     )
     yield gauge(
         "weir_traffic_ramp_state",
-        "State of the model's last ramp: 1 running, 0 done, -1 went back because the version was worse",
+        "State of the model's last ramp: 1 running, 0 done, -1 aborted because the version was worse",
         (Sample(labels, {RUNNING: 1, DONE: 0}.get(ramp.state, -1)) for labels, ramp in rows),
     )
 

@@ -33,16 +33,18 @@ from weir.schemas.wire.statistics import (
 
 def gateway_families(counters: DispatchCounters) -> Iterator[MetricFamily]:
     """The counters of this gateway, together with those of `weir durable` in its place."""
-    yield gauge("weir_gateway_in_flight", "Requests without an answer yet", [Sample(NO_LABELS, counters.in_flight)])
+    yield gauge(
+        "weir_gateway_in_flight", "Requests that have no last response yet", [Sample(NO_LABELS, counters.in_flight)]
+    )
     yield counter(
         "weir_gateway_in_flight_duration_us",
-        "Cumulative time between the publishing of requests and their answers in microseconds",
+        "Cumulative time between the publishing of requests and their last responses in microseconds",
         [Sample(NO_LABELS, counters.in_flight_us)],
     )
     yield counter("weir_gateway_requests", "Requests published by this gateway", [Sample(NO_LABELS, counters.requests)])
     yield counter(
-        "weir_gateway_duplicate_answers",
-        "Answers dropped because their request had one already, or was abandoned",
+        "weir_gateway_duplicate_responses",
+        "Responses dropped because their request had its response already, or was cancelled",
         [Sample(NO_LABELS, counters.duplicate_responses)],
     )
     yield gauge(
@@ -79,7 +81,7 @@ def cluster_families(
     )
     yield counter(
         "weir_malformed_messages",
-        "Messages dropped because they were not what their subject carries",
+        "Messages dropped because they were not in the form of their subject",
         (
             Sample({"role": role}, messages)
             for role, messages in {
@@ -91,7 +93,7 @@ def cluster_families(
     )
     yield gauge(
         "weir_worker_payload_slots",
-        "Slots of shared memory that hold answers which no gateway has given back yet",
+        "Slots of shared memory that hold responses which no gateway has released yet",
         [Sample(NO_LABELS, sum(worker.payload_slots for worker in statistics.live_workers()))],
     )
 
@@ -148,7 +150,7 @@ def _queue_families(queues: list[QueueCounters], served: Mapping[str, Labels]) -
             depths[key] = depths.get(key, 0) + lane.depth
             oldest_us[key] = max(oldest_us.get(key, 0), lane.oldest_us)
         redelivered[queue.model] = redelivered.get(queue.model, 0) + queue.redelivered_frames
-        redone[queue.model] = redone.get(queue.model, 0) + queue.redone_batches
+        redone[queue.model] = redone.get(queue.model, 0) + queue.retried_batches
         summed = sizes.get(queue.model)
         sizes[queue.model] = queue.batch_requests if summed is None else _sum(summed, queue.batch_requests)
     lanes = {key: {**served[key[0]], "lane": key[1]} for key in sorted(depths)}
@@ -169,7 +171,7 @@ def _queue_families(queues: list[QueueCounters], served: Mapping[str, Labels]) -
     )
     for metric, help, counts in (
         ("weir_redelivered_frames", "Frames that the broker delivered again to a scheduler", redelivered),
-        ("weir_redone_batches", "Batches that were lost or not answered, and done again", redone),
+        ("weir_retried_batches", "Batches that were lost, or not completed in time, and were retried", redone),
     ):
         yield counter(metric, help, (Sample(served[model], value) for model, value in sorted(counts.items())))
 
@@ -235,7 +237,7 @@ def load_families(
     measured = {model: of for model, of in loads.items() if of}
     yield gauge(
         "weir_queue_expected_wait_us",
-        "How long a live request that comes now is expected to wait in microseconds",
+        "Expected wait of a live request that arrives now, in microseconds",
         (Sample(served[model], max(load.expected_wait_us for load in of)) for model, of in measured.items()),
     )
     yield gauge(
@@ -273,7 +275,7 @@ def load_families(
     )
     yield counter(
         "weir_refused_requests",
-        "Requests that were refused because too many waited at their scheduler already",
+        "Requests that a scheduler refused because too many waited in its queue",
         (
             Sample({**served[model], "reason": reason}, sum(load.refused.get(reason, 0) for load in of))
             for model, of in measured.items()
@@ -287,7 +289,7 @@ def refusal_family(dispatched: DispatchCounters, ledger: LedgerCounters) -> Metr
     refused = {"received": sum(ledger.refused.values()), **dispatched.rejected}
     return counter(
         "weir_gateway_refused_requests",
-        "Requests that this gateway refused because it, the broker or their queue held too many already",
+        "Requests that this gateway refused because it, the broker or their queue held too many",
         (Sample({"reason": reason}, requests) for reason, requests in refused.items()),
     )
 

@@ -356,7 +356,7 @@ class OwnedQueue:
 
         The policy does not return those, so their state before and after is compared. Losses are rare.
         """
-        self.counters.redone_batches += len(batch_ids)
+        self.counters.retried_batches += len(batch_ids)
         before = [(request, request.attempts) for request in self._durable_in(batch_ids)]
         ended = lose()
         by_gateway: defaultdict[str, list[int]] = defaultdict(list)

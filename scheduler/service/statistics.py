@@ -28,11 +28,11 @@ _UNLOADED_STATES = (ModelState.UNLOADING, ModelState.UNAVAILABLE)
 class DispatchCounters:
     """Counters of one queue: batches by their number of requests, repeated batches, and redelivered frames."""
 
-    __slots__ = ("_first_delivery", "batch_requests", "redelivered_frames", "redone_batches")
+    __slots__ = ("_first_delivery", "batch_requests", "redelivered_frames", "retried_batches")
 
     def __init__(self) -> None:
         self.batch_requests = SizeHistogram()
-        self.redone_batches = 0
+        self.retried_batches = 0
         self.redelivered_frames = 0
         self._first_delivery = " "  # prefix of the ack subjects of first deliveries by the queue's consumer
 
@@ -55,7 +55,7 @@ class DispatchCounters:
             "lanes": {},
             "versions": [],
             "redelivered_frames": self.redelivered_frames,
-            "redone_batches": self.redone_batches,
+            "retried_batches": self.retried_batches,
             "batch_requests": self.batch_requests.snapshot(),
         }
 

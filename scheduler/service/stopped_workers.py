@@ -15,7 +15,7 @@ from weir.bus.naming.identity import shares_memory
 from weir.runtime.processes.state import ProcessIdentity, ProcessState, look_at
 
 LATE_S = HEARTBEAT_INTERVAL_S + 0.25
-"""A worker without a heartbeat for so long is looked at."""
+"""A worker without a heartbeat for this long is checked."""
 
 
 class StoppedWorkers:

@@ -55,8 +55,8 @@ class VersionRecord(msgspec.Struct, frozen=True):
     workers that loaded the same. Where instances keep the state of sequences, `numbers` holds a number for each instance
     that no other instance of the worker ever has; elsewhere it is empty, and instances count from 0.
 
-    A READY version with a `problem` cannot run for now, and has no instances. With `asks`, the model implements its own
-    readiness check, which the worker runs on request (`weir.schemas.wire.model_control.ReadinessQuery`).
+    A READY version with a `problem` cannot run for now, and has no instances. With `checks_readiness`, the model
+    implements its own readiness check, which the worker runs on request (`weir.schemas.wire.model_control.ReadinessQuery`).
     """
 
     state: ModelState
@@ -66,7 +66,7 @@ class VersionRecord(msgspec.Struct, frozen=True):
     load: Annotated[str, Meta(max_length=MAX_LOAD_LENGTH)] = ""
     numbers: tuple[_InstanceNumber, ...] = ()
     problem: Annotated[str, Meta(max_length=MAX_PROBLEM_LENGTH)] = ""
-    asks: bool = False
+    checks_readiness: bool = False
 
     @property
     def instance_numbers(self) -> Sequence[int]:

@@ -325,7 +325,7 @@ class QueueCounters(Counters, kw_only=True):
     lanes: Annotated[dict[Name, LaneCounters], Meta(max_length=64)]
     versions: list[QueuedVersionCounters]
     redelivered_frames: Count = 0
-    redone_batches: Count = 0
+    retried_batches: Count = 0
     batch_requests: HistogramCounters = msgspec.field(default_factory=HistogramCounters)
     load: LoadCounters | None = None
 

@@ -67,7 +67,7 @@ class Readiness:
     def _has_check(self, key: Key) -> bool:
         """Whether the workers must be queried: a single replica without a check makes the version ready."""
         rows = [row for _, row in self._catalog.ready_replicas(*key) if not row.problem]
-        return bool(rows) and all(row.asks for row in rows)
+        return bool(rows) and all(row.checks_readiness for row in rows)
 
     async def _is_confirmed(self, key: Key) -> bool:
         if not self._has_check(key):

@@ -15,7 +15,7 @@ from weir.http_server.asgi import HttpExchange
 from weir.http_server.read_turns import TURN_BYTES
 
 DIRECT_FROM_BYTES = 32 * 1024
-"""The rest of a body is received directly if it has at least so many bytes; exchanging the protocol costs some 10 us."""
+"""The smallest rest of a body, in bytes, that is received directly; exchanging the protocol costs some 10 us."""
 
 _DROPPED_AT_ONCE_BYTES = 64 * 1024
 

@@ -11,7 +11,7 @@ So the function that does one request's part is marked with `contained`. When it
 2. the method named by `on_error`, if there is one, ends that request with an error;
 3. the caller goes on with the next request, as if the function had returned.
 
-Expected errors (`WeirError`, `MalformedMessage`, a lost connection) are no matter for this module: code that knows what
+Expected errors (`WeirError`, `MalformedMessage`, a lost connection) are not handled by this module: code that knows what
 they mean handles them first. `BaseException`s that are no `Exception` (cancellation, exit) always pass.
 
 All marked functions are listed in `SITES`, once their modules are imported: tests raise at each of them.

@@ -198,7 +198,7 @@ class ServedVersion:
             load=self.digest,
             numbers=tuple(self._numbered),
             problem=self.model.health.problem[:MAX_PROBLEM_LENGTH],
-            asks=self.model.health.has_readiness_checks,
+            checks_readiness=self.model.health.has_readiness_checks,
         )
 
     @property

@@ -134,7 +134,11 @@ class _Model:
         names = [tensor.name for tensor in config.output]
         parameters = object_of(
             binary_data={"type": "boolean", "description": "Return it behind the JSON"},
-            classification={"type": "integer", "minimum": 0, "description": "Return so many classes with their scores"},
+            classification={
+                "type": "integer",
+                "minimum": 0,
+                "description": "The number of classes to return, with their scores",
+            },
         )
         outputs = array_of(object_of("name", name={**TEXT, "enum": names}, parameters=parameters))
         outputs["description"] = "The outputs to return; without this field, all"

@@ -233,7 +233,7 @@ def test_own_metrics(gateway: Endpoints) -> None:
     hops = [grown("weir_hop_duration_us", hop, "slow", "1") for hop in ("queue", "staged", "compute")]
     assert 30_000 <= hops[2] <= sum(hops) < in_flight_us < 10_000_000
     assert reply["weir_queue_depth", "live", "slow"] == reply["weir_queue_oldest_age_us", "live", "slow"] == 0
-    for name in ("weir_redelivered_frames", "weir_redone_batches"):
+    for name in ("weir_redelivered_frames", "weir_retried_batches"):
         assert reply[name, "slow"] == 0
     assert [reply["weir_malformed_messages", role] for role in ("gateway", "scheduler", "worker")] == [0, 0, 0]
 

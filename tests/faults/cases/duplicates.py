@@ -44,7 +44,7 @@ async def duplicate_delivery(task: Task) -> FaultReport:
         spying = await client.subscribe(">", cb=spy)
         await asyncio.sleep(task.times(20))
         await spying.unsubscribe()
-        dropped = on.counter("weir_gateway_duplicate_answers")
+        dropped = on.counter("weir_gateway_duplicate_responses")
         again = on.counter("weir_durable_redelivered")
         await client.close()
         line.notes.append(f"second live answers dropped {dropped}, durable requests delivered again {again}")

@@ -120,7 +120,7 @@ async def zombie_worker(task: Task) -> FaultReport:
             await asyncio.sleep(max(0.0, _ZOMBIE_S - (time.monotonic() - moment_s)))
             on.cluster.kill(worker.name, signal.SIGCONT)
             await asyncio.sleep(0.5)
-        dropped = on.counter("weir_gateway_duplicate_answers")
+        dropped = on.counter("weir_gateway_duplicate_responses")
         line.notes.append(f"second answers that gateways dropped {dropped}")
         # Who was stopped between two answers, or in a batch, has answers that somebody else has given meanwhile.
         line.expect(dropped > 0 or not line.faults, "no late answer came, so none was dropped")

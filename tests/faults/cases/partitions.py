@@ -27,7 +27,7 @@ _CUT_S = 0.05
 _FLAPS = 6
 _FLAP_S = 0.4
 
-_DROPPED = "weir_gateway_duplicate_answers"
+_DROPPED = "weir_gateway_duplicate_responses"
 
 Case = Callable[[Hosts], Awaitable[None]]
 

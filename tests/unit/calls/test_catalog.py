@@ -101,10 +101,10 @@ async def test_a_version_that_can_not_run_for_now_is_accepted_and_not_ready(nats
         assert c.catalog.resolve("m", "1").versions == [1]
         assert not c.catalog.is_ready("m", "")
         assert not c.catalog.server_ready()
-        await c.tell("w2", VersionRecord(ModelState.READY, instances=1, asks=True))
+        await c.tell("w2", VersionRecord(ModelState.READY, instances=1, checks_readiness=True))
         assert c.catalog.is_ready("m", "1")
         assert c.catalog.server_ready()
-        assert [worker for worker, row in c.catalog.ready_replicas("m", 1) if row.asks] == ["w2"]
+        assert [worker for worker, row in c.catalog.ready_replicas("m", 1) if row.checks_readiness] == ["w2"]
 
 
 async def test_during_the_warmup_no_model_is_unknown(nats_url: str) -> None:

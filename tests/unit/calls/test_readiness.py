@@ -67,9 +67,9 @@ class Told:
         return [self.resolve("m", "")]
 
 
-ASKS = VersionRecord(ModelState.READY, instances=1, asks=True)
+ASKS = VersionRecord(ModelState.READY, instances=1, checks_readiness=True)
 SILENT = VersionRecord(ModelState.READY, instances=1)
-AWAY = VersionRecord(ModelState.READY, problem="its process has died", asks=True)
+AWAY = VersionRecord(ModelState.READY, problem="its process has died", checks_readiness=True)
 
 
 async def opened(told: Told) -> tuple[Readiness, AskedBus]:

@@ -25,11 +25,11 @@ from weir.runtime.containment import call_each
 from weir.runtime.ticks import next_tick
 
 TTL_S = 2
-"""A lease that is not renewed for so long is free."""
+"""A lease that is not renewed for this long is free."""
 
 RENEWAL_S = 0.5
 SAFETY_S = 1.5
-"""A holder that could not renew its lease for so long considers it lost."""
+"""A holder that could not renew its lease for this long considers it lost."""
 
 
 class _Lease:

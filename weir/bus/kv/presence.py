@@ -31,7 +31,7 @@ logger = logging.getLogger("weir.bus")
 
 INTERVAL_S = 1.0
 SILENCE_LIMIT_S = 5.0
-"""A process that has published nothing for so long is considered gone, unless the caller says otherwise."""
+"""A process that has published nothing for this long is considered gone, unless the caller says otherwise."""
 
 MAX_PROCESSES = 4096
 """Processes of one role that are recorded: anybody on the bus can name some."""

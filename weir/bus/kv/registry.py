@@ -26,7 +26,7 @@ logger = logging.getLogger("weir.bus")
 
 HEARTBEAT_INTERVAL_S = 1.0
 SILENCE_LIMIT_S = 5.0
-"""A worker without a heartbeat for so long is considered dead."""
+"""A worker without a heartbeat for this long is considered dead."""
 
 _RETRY_S = 0.2
 

@@ -21,7 +21,7 @@ MAX_PAUSE_S = 60.0
 """The pause after the first failure, and the longest."""
 
 IDLE_S = 60.0
-"""A link that was not used for so long is closed."""
+"""A link that was not used for this long is closed."""
 
 
 class _Owner:

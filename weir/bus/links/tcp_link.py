@@ -129,7 +129,7 @@ class TcpLink(asyncio.BufferedProtocol):
         return self._spare if self._reader.target is None else self._reader.target
 
     def buffer_updated(self, count: int) -> None:
-        """Takes so many bytes that were put there."""
+        """Takes the first `count` bytes that were put there."""
         if self.has_ended:
             return
         self.read_bytes += count

@@ -2,9 +2,9 @@
 
 It listens on loopback only and accepts only clients with its password. Its data folder belongs to one server at a time. A
 message that it has acknowledged in a file stream is on disk (`sync_interval: always`). It keeps its port over restarts and
-never outlives the process that started it. It heeds the container: JetStream stores what the volume has room for
-(`store_bytes`), threads are a quarter of the processors, and where memory is limited Go's collector keeps it below half of
-the limit. The methods block and need no event loop.
+never outlives the process that started it. It respects the limits of the container: JetStream stores what the
+volume has room for (`store_bytes`), threads are a quarter of the processors, and where memory is limited Go's collector
+keeps it below half of the limit. The methods block and need no event loop.
 
 The password is generated once for each data folder and stored there in file `nats-url` (mode 0600), as the URL that clients
 connect to: `nats://weir:PASSWORD@127.0.0.1:PORT`. Without it every user of the machine could publish requests, forge
@@ -67,7 +67,7 @@ LEAST_MEMORY_STORE_BYTES = 2 << 30
 """What JetStream may keep in memory at least: 512 MiB each for live requests and states of sequences, and the caches."""
 
 MEMORY_SHARE = 2
-"""Where memory is limited, one part in so many is for nats-server."""
+"""The divisor of a memory limit that gives the share of nats-server."""
 
 _HOST = "127.0.0.1"
 _USER = "weir"

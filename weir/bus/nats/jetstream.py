@@ -129,7 +129,8 @@ class JetStream(JetStreamContext):
     async def ask(
         self, operation: str, question: Mapping[str, Any] | None = None, once_s: float | None = None
     ) -> dict[str, Any]:
-        """The response to the API request `$JS.API.<operation>`. With `once_s` it is sent once, and waited for so long.
+        """The response to the API request `$JS.API.<operation>`. With `once_s` it is sent once, and the
+        response is awaited for `once_s` seconds.
 
         Raises APIError for a request that JetStream rejects, NoRespondersError where it does not run, ConnectionError for a
         response that is not JSON.

@@ -48,8 +48,8 @@ class ReplyInbox:
     ) -> Message:
         """Publishes a request and returns the first reply, whose `status` is "503" without a subscriber of `subject`.
 
-        With `resend_s` it is published again each time that no reply came for so long. Raises TimeoutError without a reply
-        in time, ConnectionError after `fail_all`.
+        With `resend_s` it is published again after each `resend_s` seconds without a reply. Raises TimeoutError without a
+        reply in time, ConnectionError after `fail_all`.
         """
         loop = asyncio.get_running_loop()
         replied: asyncio.Future[Message] = loop.create_future()

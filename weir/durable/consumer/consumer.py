@@ -281,7 +281,7 @@ class DurableConsumer:
         found[lane, model] = found.get((lane, model), 0) + messages
 
     def _is_unknown(self, queue: Queue, now_s: float) -> bool:
-        """Whether no worker has had the model for so long that none can be about to load it."""
+        """Whether the model has had no worker for longer than a worker takes to load it."""
         if not self._has_workers():
             self._unknown_since_s.pop(queue, None)
             return False

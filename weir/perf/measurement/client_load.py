@@ -20,7 +20,7 @@ MAX_CPU_SHARE = 0.85
 
 MIN_LAG_S = 0.002
 LAG_SHARE = 0.2
-"""Lag, and lateness of sending, of more than both count as a limit: so many seconds, and such a share of the latency."""
+"""Lag, and lateness of sending, count as a limit where they exceed both `MIN_LAG_S` and this share of the latency."""
 
 BUSY_MACHINE = 0.95
 

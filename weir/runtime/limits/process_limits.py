@@ -27,7 +27,7 @@ FEW_PROCESSES = 128
 role starts some tens more under load."""
 
 PROCESSES_PER_THREAD = 32
-"""One pool of threads takes at most one of so many of the processes and threads that the control group allows: each
+"""One pool of threads takes at most one in 32 of the processes and threads that the control group allows, since each
 instance of a model may have a pool."""
 
 
@@ -81,7 +81,7 @@ def process_limit(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> i
 
 
 def computing_threads(cgroups: Path = CGROUPS, own_cgroups: Path = OWN_CGROUPS) -> int:
-    """The number of threads for one pool that computes: one for each processor, as far as there may be so many threads."""
+    """The number of threads for one pool that computes: one for each processor, within the limit of threads."""
     processors, processes = processor_count(cgroups, own_cgroups), process_limit(cgroups, own_cgroups)
     return processors if processes is None else max(1, min(processors, processes // PROCESSES_PER_THREAD))
 

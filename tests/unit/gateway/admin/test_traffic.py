@@ -17,7 +17,7 @@ from weir.calls.catalog import Catalog, ServedModel
 from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
 from weir.calls.traffic.ramp import Step
 from weir.durable.ramps import RampHost
-from weir.gateway.admin.traffic import RampWish, TrafficControl
+from weir.gateway.admin.traffic import RampRequest, TrafficControl
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.config.traffic import TrafficRule
 from weir.schemas.wire.traffic import ABORTED, ShadowRule
@@ -39,7 +39,7 @@ async def test_copies_that_are_set_while_a_ramp_is_aborted_do_not_revive_it(tmp_
         await of_ramps.start()
         ramps = RampHost(cast(Any, None), of_ramps, totals, ModelHistory(other))
         await control.set("m", TrafficRule({1: 100}))
-        await control.ramp("m", RampWish(2, 0.5, 60.0))
+        await control.ramp("m", RampRequest(2, 0.5, 60.0))
         await eventually(lambda: control.ramps() and of_ramps.get("m") == records.get("m"))
         ((_, ramp),) = control.ramps()
         # The gateway has not received the end of the ramp when it writes the copies.

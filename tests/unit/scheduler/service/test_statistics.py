@@ -90,9 +90,9 @@ async def test_repeated_batches_are_counted(bus: CollectingBus, owned: OwnedQueu
         "done.scheduler", Completions("worker", [BatchCompletion(batch.batch_id, BatchOutcome.UNANSWERED, 10)]).pack()
     )
     (model,) = reported(bus).models
-    assert (model.redelivered_frames, model.redone_batches) == (1, 1)
+    assert (model.redelivered_frames, model.retried_batches) == (1, 1)
     bus.deliver("lost.scheduler.worker", b"", status="503")
-    assert reported(bus).models[0].redone_batches == 2
+    assert reported(bus).models[0].retried_batches == 2
     owned.timer.close()
 
 

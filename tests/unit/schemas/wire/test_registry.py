@@ -55,7 +55,7 @@ def test_records_survive_packing() -> None:
         {"numbers": (7, 7)},
         {"numbers": (7, -1)},
         {"numbers": (7, 1 << 53)},
-        {"asks": 1},
+        {"checks_readiness": 1},
     ],
 )
 def test_malformed_versions(change: dict[str, Any]) -> None:
