@@ -2,8 +2,8 @@
 
 A server with one model is asked one request after another over a kept connection. Between the bytes of a request and those
 of its response all calls are noted in all processes (`sys.setprofile`). What was called for each of the requests belongs
-to a request; the rest is timers and other housekeeping. Telemetry (`weir.telemetry`) is left out: it is as much again where
-a deployment turns it on. `--json` prints the same for programs.
+to a request; the rest is timers and other housekeeping. Telemetry is left out: traces, and the modules that count for
+statistics. Comprehensions count with their function. `--page` prints the list as docs/architecture.md shows it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import http.client
 import json
 import mmap
 import tempfile
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,7 +29,13 @@ REQUESTS = 20
 PROBE = Path(__file__).parent / "probe"
 ROOT = Path(__file__).parents[2]
 ROLES = ("gateway", "scheduler", "worker")
-LEFT_OUT = ("weir.telemetry",)
+LEFT_OUT = (
+    "weir.telemetry",
+    "weir.worker.execution.statistics",
+    "weir.scheduler.service.statistics",
+    "weir.benchmarks",
+    "weir.tests",
+)
 
 
 @contextmanager
@@ -97,7 +104,7 @@ def _name(file: str, function: str) -> str:
         return ""
     module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     module = module if module.startswith("weir.") else f"weir.{module}"
-    if module.startswith((*LEFT_OUT, "weir.benchmarks", "weir.tests")):
+    if module.startswith(LEFT_OUT) or function.endswith("comp>"):
         return ""
     return f"{module}:{function}"
 
@@ -113,19 +120,44 @@ def common(captures: list[dict[str, list[str]]]) -> dict[str, list[str]]:
     }
 
 
-def main(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
-    """Print the functions that one request passes."""
+def measured() -> dict[str, list[str]]:
+    """The functions that one request passes, as `module:function`, by role."""
     with served() as (server, flag):
-        found = common(capture(server, flag))
-    if as_json:
-        print(json.dumps(found, indent=1))
+        return common(capture(server, flag))
+
+
+def counted(names: Iterable[str]) -> str:
+    """How many functions and modules these are."""
+    every = set(names)
+    return f"{len(every)} functions of {len({name.partition(':')[0] for name in every})} modules"
+
+
+def page(found: dict[str, list[str]]) -> str:
+    """The list as the architecture's page shows it: each module once for each role, with its functions behind it."""
+    lines = [f"In all {counted(name for names in found.values() for name in names)}."]
+    for role, names in found.items():
+        modules: dict[str, list[str]] = {}
+        for name in names:
+            module, _, function = name.partition(":")
+            modules.setdefault(module.removeprefix("weir."), []).append(function.replace(".<locals>", ""))
+        lines += ["", f"**{role.title()}**: {counted(names)}.", "", "```text"]
+        for module, functions in modules.items():
+            lines += textwrap.wrap(f"{module}: {', '.join(functions)}", 118, subsequent_indent="    ")
+        lines.append("```")
+    return "\n".join(lines)
+
+
+def main(as_page: bool = typer.Option(False, "--page", help="Print it as the page shows it.")) -> None:
+    """Print the functions that one request passes."""
+    found = measured()
+    if as_page:
+        print(page(found))
         return
     for role, names in found.items():
-        print(f"{role}: {len(names)} functions of {len({name.partition(':')[0] for name in names})} modules")
+        print(f"{role}: {counted(names)}")
         for name in names:
             print(f"  {name}")
-    every = {name for names in found.values() for name in names}
-    print(f"in all: {len(every)} functions of {len({name.partition(':')[0] for name in every})} modules")
+    print(f"in all: {counted(name for names in found.values() for name in names)}")
 
 
 if __name__ == "__main__":
