@@ -14,9 +14,5 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("examples")
     (models := folder / "models").mkdir()
     write_examples(models)
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()

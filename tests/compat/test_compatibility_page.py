@@ -30,17 +30,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     # The histogram of first responses is there where a model is decoupled.
     write_streamer(folder / "models", "streamer", "")
     latencies = ("histogram_latencies=true", "summary_latencies=true")
-    started = Server(
+    with Server(
         folder,
         folder / "models",
         "--cache-config=local,size=1000000",
         *(f"--metrics-config={setting}" for setting in latencies),
-    )
-    try:
+    ) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def paths(template: str) -> list[str]:

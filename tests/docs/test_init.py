@@ -60,8 +60,7 @@ def test_the_page_of_init(folder: Path) -> None:
     inferring = [line.strip() for text in printed for line in text.splitlines() if line.startswith("  weir infer ")]
     assert len(inferring) == len(making)
     (folder / "server").mkdir()
-    server = Server(folder / "server", folder / "models")
-    try:
+    with Server(folder / "server", folder / "models") as server:
         server.wait_ready()
         for command in asking:
             response = json.loads(run(command.replace("localhost:8000", server.http_place), folder))
@@ -69,6 +68,3 @@ def test_the_page_of_init(folder: Path) -> None:
         for command in inferring:
             shown = run(f".venv/bin/{command} --url={server.http_place}", folder)
             assert f"\nresponse of {command.split()[2]}, version 1, after " in shown
-        assert server.stop() == 0
-    finally:
-        server.close()

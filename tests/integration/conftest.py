@@ -22,15 +22,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     (folder / "models").mkdir()
     write_zoo(folder / "models")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         pids = started.pids()
         yield started
         assert started.pids() == pids, "a role has died meanwhile"
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +34,8 @@ def module_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of the test module's own with an identity, a slow and a faulty model, to be hurt."""
     folder = tmp_path_factory.mktemp("hurt")
     write_small_zoo(folder / "models")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

@@ -42,12 +42,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("bls")
     (models := folder / "models").mkdir()
     write_models(models)
-    started = Server(folder, models, "--model-control-mode=explicit", *(f"--load-model={name}" for name in MODELS))
-    try:
+    with Server(
+        folder, models, "--model-control-mode=explicit", *(f"--load-model={name}" for name in MODELS)
+    ) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 class TestOneResponse:

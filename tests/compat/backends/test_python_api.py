@@ -50,12 +50,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for place, name in (("", "schemas"), ("", "worker"), ("1", "bus"), ("1", "helper")):
         whose = f"the {place or 'model'} folder's {name}"
         (siblings / place / f"{name}.py").write_text(f"WHOSE = {whose!r}\n")
-    started = Server(folder, models, "--model-control-mode=explicit", "--load-model=*")
-    try:
+    with Server(folder, models, "--model-control-mode=explicit", "--load-model=*") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def ask(server: Server, code: str, model: str = "one") -> str:

@@ -51,13 +51,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (models["script"] / "config.pbtxt").write_text(SCRIPT)
     write_identity(folder / "models", "isolated", "FP32", ISOLATED)
     # The folder of PyTorch's own compiler outlives every process that imports it, so it is not the server's to remove.
-    started = Server(folder, folder / "models", environment={"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiler")})
-    try:
+    with Server(
+        folder, folder / "models", environment={"TORCHINDUCTOR_CACHE_DIR": str(folder / "compiler")}
+    ) as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def numbers(shape: tuple[int, ...], seed: int) -> np.ndarray:

@@ -24,12 +24,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("control_flows")
     (models := folder / "models").mkdir()
     write_examples(models)
-    started = Server(folder, models, "--model-control-mode=explicit", f"--load-model={MODEL}")
-    try:
+    with Server(folder, models, "--model-control-mode=explicit", f"--load-model={MODEL}") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def _extra(protocol: ModuleType) -> dict[str, Any]:

@@ -27,12 +27,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("region_flows")
     (models := folder / "models").mkdir()
     write_examples(models)
-    started = Server(folder, models, "--allow-client-shm=true")
-    try:
+    with Server(folder, models, "--allow-client-shm=true") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 class Regions:

@@ -75,13 +75,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_versions(models, "versions", "version_policy { all { } }")
     write_faulty(models)
     _write_two_inputs(models)
-    started = Server(folder, models, "--strict-readiness=false")
-    try:
+    with Server(folder, models, "--strict-readiness=false") as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def _write_two_inputs(root: Path) -> None:

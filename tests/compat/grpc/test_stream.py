@@ -27,13 +27,9 @@ TIMEOUT_S = 30.0
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("grpc_stream")
     write_small_zoo(folder / "models")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 class Stream:

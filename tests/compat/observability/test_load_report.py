@@ -38,14 +38,10 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     write_identity(models, "identity", "FP32")
     config = config_text("language", "python", {"text": ("BYTES", [1])}, {"out": ("BYTES", [1])}, 0)
     (write_model(models, "language", config) / "1" / "model.py").write_text(MODEL)
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         started.wait_ready()
         with httpx.Client(base_url=f"http://{started.http_place}", timeout=20) as client:
             yield client
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def generated(http: httpx.Client, wanted: str, name: str = "generate") -> httpx.Response:

@@ -45,12 +45,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     model = write_model(folder / "models", "talking", config_text("talking", "python", *tensors, 4))
     (model / "1" / "model.py").write_text(TALKING_MODEL)
     options = ("--log-format=json", "--log-verbose=1", f"--log-file={folder / 'log'}")
-    started = Server(folder, folder / "models", *options)
-    try:
+    with Server(folder, folder / "models", *options) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

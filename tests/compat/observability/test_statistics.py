@@ -31,12 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_slow(folder / "models", "slow", "dynamic_batching { max_queue_delay_microseconds: 500000 }")
     write_slow(folder / "models", "alone", "")
     write_versions(folder / "models", "versions", "version_policy { all { } }")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -66,12 +66,8 @@ def write_models(root: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("trace")
     write_models(folder / "models")
-    started = Server(folder, folder / "models", f"--trace-config=triton,file={folder / 'traces'}")
-    try:
+    with Server(folder, folder / "models", f"--trace-config=triton,file={folder / 'traces'}") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture(autouse=True)
@@ -259,15 +255,11 @@ def test_without_a_frequency_the_file_is_written_at_the_end(tmp_path: Path) -> N
         "--trace-config=rate=1",
         "--trace-config=level=TIMESTAMPS",
     )
-    started = Server(tmp_path, tmp_path / "models", *options)
-    try:
+    with Server(tmp_path, tmp_path / "models", *options) as started:
         with started.http() as client:
             for id in ("a", "b"):
                 client.infer("identity", http_inputs(ONE), request_id=id)
         assert not (tmp_path / "all").exists()
-        assert started.stop() == 0
-    finally:
-        started.close()
     assert [record["request_id"] for record in records(tmp_path / "all") if "model_name" in record] == ["a", "b"]
 
 
@@ -294,12 +286,8 @@ def exporting(tmp_path_factory: pytest.TempPathFactory, collector: Collector) ->
         "opentelemetry,bsp_schedule_delay": "100",
     }
     values = (f"--trace-config={name}={value}" for name, value in options.items())
-    started = Server(folder, folder / "models", *values)
-    try:
+    with Server(folder, folder / "models", *values) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def infer_as_part_of(server: Server, via: str, model: str, trace_id: str, request_id: str = "") -> Any:

@@ -46,15 +46,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_faulty(models)
     options = ("--allow-sagemaker", "--sagemaker-port=0", "--allow-vertex-ai", "--vertex-ai-port=0")
     restricted = "--http-restricted-api=model-repository:key=secret"
-    started = Server(
+    with Server(
         folder, models, *options, "--vertex-ai-default-model=identity", restricted, environment=ENVIRONMENT
-    )
-    try:
+    ) as started:
         started.wait_ready()
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -229,11 +225,7 @@ def test_a_foreign_page_changes_nothing(places: dict[str, Place]) -> None:
 def test_the_environment_of_vertex_ai_starts_its_frontend_alone(tmp_path: Path) -> None:
     write_identity(tmp_path / "models", "lone", "FP32")
     environment = {**ENVIRONMENT, "AIP_MODE": "PREDICTION", "AIP_HTTP_PORT": "0"}
-    started = Server(tmp_path, tmp_path / "models", environment=environment)
-    try:
+    with Server(tmp_path, tmp_path / "models", environment=environment) as started:
         assert started.printed_value("HTTP") == started.printed_value("gRPC") == "off"
         url = started.printed_value("Vertex AI") + ENVIRONMENT["AIP_PREDICT_ROUTE"]
         assert read(httpx.post(url, content=written()[0])) == [[1.0, 1.0]]
-        assert started.stop() == 0
-    finally:
-        started.close()

@@ -63,13 +63,11 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
     (models := folder / "models").mkdir()
     (root := folder / "root").mkdir()
     options = ("--model-control-mode=explicit", "--allow-sagemaker", "--sagemaker-port=0")
-    started = Server(folder, models, *options, environment={"WEIR_SAGEMAKER_ROOT": str(root)})
-    try:
-        with httpx.Client(base_url=started.printed_value("SageMaker"), timeout=30) as http:
-            yield Endpoint(started, root, http)
-        assert started.stop() == 0
-    finally:
-        started.close()
+    with (
+        Server(folder, models, *options, environment={"WEIR_SAGEMAKER_ROOT": str(root)}) as started,
+        httpx.Client(base_url=started.printed_value("SageMaker"), timeout=30) as http,
+    ):
+        yield Endpoint(started, root, http)
 
 
 def test_the_life_of_a_model(endpoint: Endpoint) -> None:

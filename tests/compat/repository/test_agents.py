@@ -58,12 +58,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(models: Path) -> Iterator[Server]:
     options = ("--model-control-mode=explicit", f"--repoagent-directory={AGENTS}")
-    started = Server(models.parent, models, *options)
-    try:
+    with Server(models.parent, models, *options) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

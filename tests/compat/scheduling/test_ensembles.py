@@ -40,14 +40,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (models := folder / "models").mkdir()
     write_steps(models)
     write_ensembles(models)
-    started = Server(folder, models, "--model-control-mode=explicit", "--load-model=*", "--allow-client-shm")
-    try:
+    with Server(folder, models, "--model-control-mode=explicit", "--load-model=*", "--allow-client-shm") as started:
         yield started
         wait_until(lambda: started.in_flight() == 0)
         wait_until(lambda: started.metrics()["weir_worker_payload_slots", ""] == 0)
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

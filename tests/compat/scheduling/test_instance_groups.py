@@ -47,13 +47,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (models := folder / "models").mkdir()
     for name in ("who", "busy", "ending", "sums", "broken"):
         write_python_model(models, name, "whoami", INPUTS, OUTPUTS, 4)
-    started = Server(folder, models, "--model-control-mode=explicit", *POLICIES)
-    try:
+    with Server(folder, models, "--model-control-mode=explicit", *POLICIES) as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

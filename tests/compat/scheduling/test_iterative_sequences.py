@@ -42,12 +42,8 @@ def iterative(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_countdown(models, "wrong", 'parameters { key: "answers_all" }' + ITERATIVE % "")
     write_countdown(models, "plain", "")
     write_countdown(models, "plain_stream", DECOUPLED)
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def ask(server: Server, model: str, count: int, rows: int = 1, **more: Any) -> Any:

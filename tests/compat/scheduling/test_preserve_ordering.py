@@ -34,13 +34,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_slow(folder / "models", ORDERED, f"dynamic_batching {{ preserve_ordering: true }} {group}")
     write_slow(folder / "models", UNORDERED, f"dynamic_batching {{ }} {group}")
     write_streamer(folder / "models", STREAMS, "dynamic_batching { preserve_ordering: true }")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

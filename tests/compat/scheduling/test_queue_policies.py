@@ -60,13 +60,9 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (strategic / "own" / "say.py").write_text(STRATEGY)
     raising = write_gated_model(models, "raising", "", 8)
     (raising / "1" / "batchstrategy.py").write_text(STRATEGY.replace("return len(batch) <=", "return batch <="))
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

@@ -63,13 +63,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(models: Path) -> Iterator[Server]:
     options = ("--model-control-mode=explicit", "--load-model=*", "--allow-client-shm=true")
     cache = (f"--cache-config=local,size={CACHE_BYTES}", "--metrics-config=summary_latencies=true")
-    started = Server(models.parent, models, *options, *cache)
-    try:
+    with Server(models.parent, models, *options, *cache) as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture(scope="module")

@@ -58,12 +58,8 @@ def sequences(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_sequence_model(
         models, "hasty", "direct { } max_sequence_idle_microseconds: 200000", CONTROLS % CORRID % "UINT64"
     )
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def ask(client: Any, model: str, sequence: int | str, value: int, start: bool = False, end: bool = False) -> int:

@@ -160,12 +160,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A server all of whose messages can be heard at the broker."""
     folder = tmp_path_factory.mktemp("garbage")
     write_small_zoo(folder / "models")
-    server = Server(folder, folder / "models", environment={"WEIR_LINKS": "off"})
-    try:
+    with Server(folder, folder / "models", environment={"WEIR_LINKS": "off"}) as server:
         yield Target(server, server.pids(), asyncio.run(_listen(server)))
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -31,7 +31,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name in ("loaded", "asked"):
         write_identity(folder / "models", name, "FP32")
     (folder / "files").mkdir()
-    server = Server(
+    with Server(
         folder,
         folder / "models",
         "--gateways=2",
@@ -40,12 +40,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "--load-model=loaded",
         "--allow-client-shm",
         f"--batch-root={folder / 'files'}",
-    )
-    try:
+    ) as server:
         yield server
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 @pytest.fixture

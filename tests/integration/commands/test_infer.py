@@ -48,14 +48,10 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     write_identity(models, "text", "BYTES", "dynamic_batching { }")
     write_identity(models, "halves", "FP16", "dynamic_batching { }")
     write_streamer(models, "streamer", "")
-    server = Server(folder, models)
-    try:
+    with Server(folder, models) as server:
         (client := folder / "client").mkdir()
         yield Asked(server, client)
         assert server.in_flight() == 0
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def test_a_sample_is_sent_and_the_response_printed(asked: Asked) -> None:

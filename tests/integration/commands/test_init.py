@@ -85,13 +85,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture(scope="module")
 def server(made: Made) -> Iterator[Server]:
-    started = Server(made.folder, made.folder / "models")
-    try:
+    with Server(made.folder, made.folder / "models") as started:
         started.wait_ready()
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.mark.parametrize("name", MADE)

@@ -48,13 +48,9 @@ def lean(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lean]:
     tensors = {"WHAT": ("BYTES", [1])}, {"SAID": ("BYTES", [1])}
     write_python_model(folder / "models", "faulty", "faulty", *tensors, 4)
     environment = lean_environment(folder)
-    server = Server(folder, folder / "models", "--console-port=0", environment=environment)
-    try:
+    with Server(folder, folder / "models", "--console-port=0", environment=environment) as server:
         (client := folder / "client").mkdir()
         yield Lean(server, client, {**clean_environment(client), **environment})
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def test_a_model_is_served_over_http_and_grpc_with_metrics(lean: Lean) -> None:

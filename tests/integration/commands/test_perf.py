@@ -84,14 +84,10 @@ def tested(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoadTested]:
     write_accumulator(models, "accumulator", "oldest { max_candidate_sequences: 16 }")
     write_streamer(models, "streamer", "")
     write_faulty(models)
-    server = Server(folder, models, "--allow-client-shm=true")
-    try:
+    with Server(folder, models, "--allow-client-shm=true") as server:
         (client := folder / "client").mkdir()
         yield LoadTested(server, client)
         assert server.in_flight() == 0
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc", "nats"])

@@ -28,7 +28,7 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with two processes of each role."""
     folder = tmp_path_factory.mktemp("several")
     write_small_zoo(folder / "models")
-    server = Server(
+    with Server(
         folder,
         folder / "models",
         f"--gateways={GATEWAYS}",
@@ -38,13 +38,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "--gateway-memory-byte-size=100000000",
         f"--trace-config=triton,file={folder / 'traces'}",
         "--trace-config=rate=1",
-    )
-    try:
+    ) as server:
         yield server
         assert server.in_flight() == 0
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def infer(connection: RawConnection) -> Answer:

@@ -31,12 +31,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("top")
     write_identity(folder / "models", "fast", "INT64", "dynamic_batching { }")
     write_slow(folder / "models")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 class Load:

@@ -53,13 +53,9 @@ def server(tmp_path_factory: pytest.TempPathFactory, receiver: int) -> Iterator[
     folder = tmp_path_factory.mktemp("later")
     write_small_zoo(folder / "models")
     write_versions(folder / "models", "versions", "version_policy { all { } }")
-    started = Server(folder, folder / "models", f"--callback-allow=http://127.0.0.1:{receiver}/hooks/")
-    try:
+    with Server(folder, folder / "models", f"--callback-allow=http://127.0.0.1:{receiver}/hooks/") as started:
         yield started
         started.wait_ready()
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def ask(server: Server, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:

@@ -24,12 +24,8 @@ def durable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_identity(folder / "models", "fast", "INT64", more="dynamic_batching { }")
     write_slow(folder / "models")
     write_streamer(folder / "models", "stream", "")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 async def test_json_is_answered_and_recorded_once(durable: Server) -> None:

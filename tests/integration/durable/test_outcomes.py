@@ -44,12 +44,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_slow(models, "small", rows)
     write_ensemble(models, "ensemble", *NUMBERS, [STEP], 8)
     write_python_model(models, "forward", "forward", *NUMBERS, 8)
-    started = Server(folder, models, "--durable-attempts=3", "--queue-max-messages=50", "--tenant-limit=limited=2")
-    try:
+    with Server(
+        folder, models, "--durable-attempts=3", "--queue-max-messages=50", "--tenant-limit=limited=2"
+    ) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def body_of(*inputs: tuple[str, str, Any], **more: Any) -> bytes:

@@ -62,13 +62,9 @@ def write_models(root: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("mates")
     write_models(folder / "models")
-    started = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def together(server: Server, model: str, output: str, requests: Sequence[dict[str, np.ndarray]]) -> Said:

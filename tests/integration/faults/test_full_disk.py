@@ -20,12 +20,8 @@ from tests.support.waiting import wait_until
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     write_identity(tmp_path / "models", "identity", "FP32", "dynamic_batching { }")
-    started = Server(tmp_path, tmp_path / "models")
-    try:
+    with Server(tmp_path, tmp_path / "models") as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def ask(server: Server, method: str, path: str, body: bytes | None = None, **headers: str) -> tuple[int, Any]:

@@ -232,13 +232,12 @@ def test_models_serve_while_others_download_and_a_killed_download_continues(
     (tmp_path / "new" / "large" / "1" / "weights").write_bytes(content)
     s3.upload(bucket, tmp_path / "new" / "large", "models/large")
     proxy = StoreProxy(s3.port, bytes_per_s=4 << 20)
-    server = Server(
+    with Server(
         tmp_path,
         proxy.address(bucket, "models"),  # type: ignore[arg-type]
         f"--model-cache-dir={tmp_path / 'cache'}",
         environment=dict(s3.environment),
-    )
-    try:
+    ) as server:
         assert "1 of 2 models is not ready" in server.printed()
         assert "LOADING" in server.printed()
         assert added(server, "small") == 1
@@ -255,9 +254,6 @@ def test_models_serve_while_others_download_and_a_killed_download_continues(
         (copy,) = (tmp_path / "cache").glob("weir-mirror-*/models/large/1/weights")
         assert copy.read_bytes() == content
         server.wait_ready()
-        assert server.stop() == 0
-    finally:
-        server.close()
         proxy.close()
 
 

@@ -21,14 +21,10 @@ def test_models_run_on_the_cpu_and_the_log_has_the_reason(tmp_path: Path) -> Non
     assert not has_cuda_bindings()
     write_versions(tmp_path / "models", "adds", "")
     path = os.pathsep.join(filter(None, [str(FAKE_DRIVER), os.environ.get("PYTHONPATH", "")]))
-    server = Server(tmp_path, tmp_path / "models", environment={"PYTHONPATH": path})
-    try:
+    with Server(tmp_path, tmp_path / "models", environment={"PYTHONPATH": path}) as server:
         with server.http() as client:
             reply = client.infer("adds", http_inputs({"IN": np.array([1], np.float32)}))
         assert reply.as_numpy("OUT").tolist() == [4]
-        assert server.stop() == 0
-    finally:
-        server.close()
     assert "GPUs: 0 fake" in server.log()
     reason = f"backend 'onnxruntime' can't use this machine's GPUs: KIND_GPU: {NO_CUDA}"
     assert f"model 'adds': its instances without a kind run on the CPU, because {reason}" in server.log()

@@ -41,12 +41,8 @@ def mortals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_mortal(models, "pair_kill", 2, 100_000)
     write_mortal(models, "pair_hang", 2, 100_000, execution_timeout_ms=300)
     write_mortal(models, "bounded", 1, memory_limit_bytes=80 * MIB)
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def ask(client: tritonclient.http.InferenceServerClient, model: str, what: str) -> int:

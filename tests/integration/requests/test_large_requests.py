@@ -67,16 +67,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for datatype in ("BYTES", "FP32", "INT32", "UINT8"):
         write_identity(models, f"identity_{datatype}", datatype)
     write_python_model(models, "told", "echo", {"ANY": ("FP32", [1])}, {"TOLD": ("BYTES", [1])}, 4)
-    server = Server(folder, models, "--model-control-mode=explicit", "--load-model=*")
-    try:
+    with Server(folder, models, "--model-control-mode=explicit", "--load-model=*") as server:
         for name in ("small", "told"):
             wait_until(lambda name=name: server.is_ready(name))  # type: ignore[misc]
         with second_client(server):
             _post(server, "identity_INT32", _json("INT32", 300_000))  # starts the helper process
         yield server
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 @contextmanager

@@ -32,13 +32,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     delay = "dynamic_batching { preferred_batch_size: [4] max_queue_delay_microseconds: 300000 }"
     write_streamer(models, TOGETHER, delay)
     write_streamer(models, DEFAULT, "", decoupled=False)
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         yield started
         wait_until(lambda: not asyncio.run(_held(started.nats_url)))
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture

@@ -29,13 +29,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     tensors = ("IN", "A", "B", "OUT")
     steps = [(step, {"IN": tensors[at]}, {"OUT": tensors[at + 1]}) for at, step in enumerate(STEPS)]
     write_ensemble(models, "chain", {"IN": ("FP32", [-1])}, {"OUT": ("FP32", [-1])}, steps, 8)
-    started = Server(folder, models, "--log-verbose=1")
-    try:
+    with Server(folder, models, "--log-verbose=1") as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def responses(

@@ -29,12 +29,8 @@ def stateful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     write_checkpointed(models, "each", 1)
     write_checkpointed(models, "third", 3, instances=2)
     (folder / "second").mkdir()
-    started = Server(folder, models)
-    try:
+    with Server(folder, models) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def ask(

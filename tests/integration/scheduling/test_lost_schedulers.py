@@ -30,12 +30,8 @@ def stateful(tmp_path: Path) -> Iterator[Server]:
     (models := tmp_path / "models").mkdir()
     write_accumulator(models, "plain", "oldest { max_candidate_sequences: 64 }")
     write_checkpointed(models, CHECKPOINTED, 3, strategy="oldest { max_candidate_sequences: 64 }")
-    started = Server(tmp_path, models)
-    try:
+    with Server(tmp_path, models) as started:
         yield started
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 @pytest.fixture(params=["http", "grpc"])

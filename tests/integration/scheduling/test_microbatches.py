@@ -28,13 +28,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         write_python_model(folder / "models", name, "faulty", *words)
     numbers = {"IN": ("INT64", [1])}, {"OUT": ("INT64", [1])}
     write_python_model(folder / "models", "asking", "self_asking", *numbers, 0, TWO)
-    started = Server(folder, folder / "models", "--log-verbose=1")
-    try:
+    with Server(folder, folder / "models", "--log-verbose=1") as started:
         yield started
         assert started.in_flight() == 0
-        assert started.stop() == 0
-    finally:
-        started.close()
 
 
 def answers(

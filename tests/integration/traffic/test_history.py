@@ -22,12 +22,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "models").mkdir()
     for name in ("loads", "splits", "mixed"):
         write_versions(folder / "models", name, "version_policy { all { } }")
-    server = Server(folder, folder / "models", "--model-control-mode=explicit")
-    try:
+    with Server(folder, folder / "models", "--model-control-mode=explicit") as server:
         yield server
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def ask(server: Server, method: str, path: str, document: Any = None) -> Any:

@@ -35,12 +35,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         tensors = {"IN": ("FP32", [1])}, {"OUT": ("FP32", [1])}
         model = write_python_model(folder / "models", name, "fails_sometimes", *tensors, 8, more)
         shutil.copytree(model / "1", model / "2")
-    server = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as server:
         yield server
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def ask(server: Server, method: str, path: str, document: Any = None) -> Any:

@@ -63,14 +63,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         code = OTHER.format(added=0.5 * (version - 1))
         (folder / "models" / "other" / str(version) / "model.py").write_text(code)
     (folder / "models" / "other" / "config.pbtxt").write_text(OTHER_CONFIG)
-    server = Server(folder, folder / "models")
-    try:
+    with Server(folder, folder / "models") as server:
         yield server
         assert server.in_flight() == 0
         assert server.metrics()["weir_gateway_payload_slots", ""] == 0
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def ask(server: Server, method: str, path: str, document: Any = None) -> Any:

@@ -35,12 +35,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("two")
     (folder / "models").mkdir()
     write_versions(folder / "models", "versions", "version_policy { all { } }")
-    server = Server(folder, folder / "models", "--gateways=2", "--model-control-mode=explicit", "--load-model=versions")
-    try:
+    with Server(
+        folder, folder / "models", "--gateways=2", "--model-control-mode=explicit", "--load-model=versions"
+    ) as server:
         yield server
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 @pytest.fixture

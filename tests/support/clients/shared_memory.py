@@ -117,13 +117,9 @@ def region(client: StockClient, name: str, size: int, offset: int = 0) -> Iterat
 @contextlib.contextmanager
 def running(folder: Path, models: Path, *options: str) -> Iterator[Server]:
     """A server that ends well."""
-    server = Server(folder, models, *options)
-    try:
+    with Server(folder, models, *options) as server:
         yield server
         assert server.in_flight() == 0
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 @contextlib.contextmanager

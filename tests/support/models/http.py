@@ -45,12 +45,8 @@ def serving(
     """A running server with models of its own; those `awaited` are ready, or all of them."""
     (folder / "models").mkdir()
     write_models(folder / "models")
-    server = Server(folder, folder / "models", *options)
-    try:
+    with Server(folder, folder / "models", *options) as server:
         for model in awaited or [""]:
             server.wait_ready(model)
         yield server
         assert server.in_flight() == 0
-        assert server.stop() == 0
-    finally:
-        server.close()

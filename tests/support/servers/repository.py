@@ -96,14 +96,10 @@ class Repository:
 
 
 def serving(folder: Path, *options: str) -> Iterator[Repository]:
-    server = Server(folder, folder / "models", *options)
-    try:
+    with Server(folder, folder / "models", *options) as server:
         repository = Repository(server, folder / "models")
         yield repository
         repository.close()
-        assert server.stop() == 0
-    finally:
-        server.close()
 
 
 def folders(repository: Repository) -> list[Path]:

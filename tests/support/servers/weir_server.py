@@ -48,6 +48,8 @@ def clean_environment(folder: Path) -> dict[str, str]:
 class Server(Endpoints):
     """A running `weir serve` on free ports. `folder` is its own: log, data and temporary files lie there.
 
+    As a context it is stopped at the end, and must stop cleanly.
+
     `before` are the words of a command that becomes the server, as `unshare` does.
     """
 
@@ -87,6 +89,17 @@ class Server(Endpoints):
         is_embedded = "  NATS access " in self.printed()
         self.nats_url = Path(self.printed_value("NATS access")).read_text().strip() if is_embedded else ""
         self.nats_url = self.nats_url or self.printed_value("NATS")
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Stops it, which must succeed, and leaves nothing."""
+        try:
+            if kind is None:
+                assert self.stop() == 0, self.log()
+        finally:
+            self.close()
 
     def printed(self) -> str:
         """What it wrote to its standard output."""
