@@ -59,9 +59,8 @@ class PayloadTransfers(NamedTuple):
 class MetricsEndpoint:
     """Serves Triton's metrics and Weir's own over HTTP; `config` is the value of `--metrics-config`.
 
-    `more_families` makes those of the gateway's features. With `durable_id` the counters of that `weir durable` process,
-    and of gateways in its group, are added to those of this
-    gateway.
+    `more_families` makes those of the gateway's features. With `durable_id`, the counters of that `weir durable` process
+    and of the gateways in its group are added to this gateway's own.
     """
 
     def __init__(  # noqa: PLR0913 - what it shows
