@@ -257,6 +257,9 @@ weir.bus.links.links:MAX_SUBJECTS | subjects that a process may announce on a li
 weir.bus.links.framing:MAX_FRAME_BYTES | a message on a link | dropped, and logged
 weir.scheduler.service.owned_queue:ACK_DELAY_S | wait of an acknowledgement for others | they are published
 weir.worker.batch_dispatch:MAX_CALLERS | callers that a worker remembers having responded to | it forgets them all
+weir.bus.nats.thread_publisher:MAX_UNSENT_BYTES | what nats-server has not read of a worker's messages | further responses for other hosts are queued
+weir.bus.nats.thread_publisher:MAX_QUEUED_BYTES | responses so queued | the threads of instances wait
+weir.bus.nats.thread_publisher:MAX_WAIT_S | wait of such a thread | its responses are queued all the same
 weir.bus.nats.connection:MAX_KEPT_BYTES | messages kept while the broker is unreachable | dropped: gateways send again
 weir.bus.streams.declarations:LIVE_MAX_BYTES | stream LIVE, or up to 8 streams of live requests | publishes are rejected: 503
 weir.bus.naming.live_queues:MAX_LIVE_STREAMS | streams of live requests | the role does not start

@@ -198,7 +198,7 @@ class _Worker:
         self._background = context.background
         self._loop = asyncio.get_running_loop()
         mode = settings.model_control_mode
-        self.publisher = ThreadPublisher(bus, worker_id)
+        self.publisher = ThreadPublisher(bus)
         self.device_metrics = DevicePoller(
             settings.allow_cpu_metrics, find_nvml() if settings.allow_gpu_metrics else None
         )
@@ -314,8 +314,6 @@ class _Worker:
         bus, background, timeout_s = self._bus, self._background, self._settings.exit_timeout_secs
         shutdown.callback(self.custom_metrics.close)
         shutdown.callback(self.device_metrics.close)
-        self.publisher.start(background)
-        shutdown.push_async_callback(self.publisher.close)
         shutdown.callback(self.mirrors.remove_folders)
         shutdown.callback(self.reconciler.remove_folders)
         if self.shared_memory.cuda is not None:

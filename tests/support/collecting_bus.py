@@ -7,8 +7,20 @@ from collections.abc import Callable
 from weir.bus.links.links import Links
 from weir.bus.naming.live_queues import LiveLayout
 from weir.bus.nats.connection import Message
+from weir.bus.turn import Turn
 
 Callback = Callable[[Message], None]
+
+
+class UnscheduledTurn(Turn):
+    """A turn that ends when it is told to, so without an event loop."""
+
+    def _schedule(self) -> None:
+        pass
+
+    def end(self) -> None:
+        while self._at_end or self._writes:
+            self._end()
 
 
 class CollectingBus:
@@ -16,13 +28,15 @@ class CollectingBus:
 
     is_connected = True
     is_clustered = False
+    unsent_bytes = 0
 
     def __init__(self) -> None:
         self.live_layout = LiveLayout()
-        self.links = Links(self)
+        self._turn = UnscheduledTurn()
+        self.dispatch, self.defer = self._turn.run, self._turn.defer
+        self.links = Links(self, self._turn)
         self.published: list[tuple[str, bytes, str]] = []
         self._callbacks: dict[str, Callback] = {}
-        self._deferred: list[Callable[[], None]] = []
 
     async def subscribe(self, subject: str, callback: Callback) -> Callable[[], None]:
         self._callbacks[subject] = callback
@@ -34,21 +48,11 @@ class CollectingBus:
     def receive(self, subject: str, data: bytes) -> None:
         self.deliver(subject, data)
 
-    def dispatch(self, run: Callable[[], None]) -> None:
-        run()
-        self.turn()
-
-    def at_write(self, callback: Callable[[], None]) -> None:
-        self.defer(callback)
-
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         self.published.append((subject, data, reply))
 
     def publish_to_broker(self, subject: str, data: bytes, reply: str = "") -> None:
         self.published.append((subject, data, reply))
-
-    def defer(self, callback: Callable[[], None]) -> None:
-        self._deferred.append(callback)
 
     def deliver(self, subject: str, data: bytes, reply: str = "", status: str = "") -> None:
         callback = self._callbacks.get(subject) or self._callbacks[subject.rsplit(".", 1)[0] + ".*"]
@@ -56,8 +60,7 @@ class CollectingBus:
         self.turn()
 
     def turn(self) -> None:
-        while self._deferred:
-            self._deferred.pop(0)()
+        self._turn.end()
 
     def taken(self, prefix: str) -> list[bytes]:
         """What was published on subjects that begin so, which are then forgotten."""

@@ -78,17 +78,13 @@ async def exchange(url: str, access: BrokerAccess) -> list[int]:
         bus = await Bus.connect(url, "test", background, access=access)
         await bus.subscribe("sizes", received.append)
         await bus.jetstream.account_info()
-        publisher = ThreadPublisher(bus, "test")
-        publisher.start(background)
-        while publisher._socket is None:
-            await asyncio.sleep(0.01)
+        publisher = ThreadPublisher(bus)
         await bus.flush()
         bus.publish("sizes", b"z" * 600_000)
         await bus.flush()
         await asyncio.to_thread(publisher.publish, [("sizes", b"z" * size) for size in (0, 1, 600_000)])
         while len(received) < 4:
             await bus.flush()
-        await publisher.close()
         await bus.close()
     return [len(message.data) for message in received]
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 from weir.bus.links import folder
 from weir.bus.links.framing import MalformedFrame, Outgoing, pack_subjects, unpack_subjects
 from weir.bus.links.link import Frames, Link, LinkEnd, Sent
+from weir.bus.turn import Turn
 from weir.runtime.containment import call_each
 
 logger = logging.getLogger("weir.bus")
@@ -53,14 +54,8 @@ class Carrier(Protocol):
     def publish(self, subject: str, data: bytes) -> None:
         """Sends a message, through nats-server where there is no link."""
 
-    def dispatch(self, run: Callable[[], None]) -> None:
-        """Calls `run`; messages that it publishes leave in one write after it."""
-
     def receive(self, subject: str, data: bytes) -> None:
         """Calls the callback of the subscription to `subject` with a message."""
-
-    def at_write(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the messages of this turn of the event loop are written."""
 
 
 class _Opened(NamedTuple):
@@ -75,8 +70,9 @@ class _Opened(NamedTuple):
 class Links:
     """The links of one process. Everything but `route` and sending on what it returns runs in the event loop."""
 
-    def __init__(self, carrier: Carrier) -> None:
+    def __init__(self, carrier: Carrier, turn: Turn) -> None:
         self._carrier = carrier
+        self._turn = turn
         self._own: dict[str, None] = {}  # the subjects on which this process takes messages
         self._routes: dict[str, Link] = {}
         self._links: dict[str, _Opened] = {}  # by peer
@@ -191,7 +187,7 @@ class Links:
         if link is None:
             return False
         if not self._due:
-            self._carrier.at_write(self._flush)
+            self._turn.at_write(self._flush)
         messages = self._due.get(link)
         if messages is None:
             self._due[link] = [(subject, data)]
@@ -209,7 +205,7 @@ class Links:
         link.send([("", pack_subjects(self._own))])
 
     def _on_frames(self, link: Link, frames: Frames) -> None:
-        self._carrier.dispatch(partial(self._receive, link, frames))
+        self._turn.run(self._receive, link, frames)
 
     def _receive(self, link: Link, frames: Frames) -> None:
         for subject, data in frames:

@@ -23,6 +23,7 @@ from weir.bus.naming.live_queues import LiveLayout
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerRefused, BrokerServer, ServerPool, without_secrets
 from weir.bus.nats.dialing import dial
 from weir.bus.nats.protocol import Callback, Message, NatsProtocol
+from weir.bus.turn import Turn
 from weir.runtime.containment import call_each, report
 from weir.runtime.log_limiter import LogLimiter
 
@@ -57,6 +58,7 @@ class Bus:
     """A connection for publishing and subscribing; `jetstream` is the client for streams, consumers and buckets.
 
     `live_layout` maps queues to the streams of live requests, as `weir.bus.streams.declarations.ensure_streams` read it.
+    `dispatch`, `defer` and `at_turn_end` are those of the `Turn` that the connection and the links share.
     """
 
     def __init__(self, urls: list[str], name: str, access: BrokerAccess = NO_ACCESS, role: str = "admin") -> None:
@@ -81,9 +83,11 @@ class Bus:
         self._recoveries: dict[Callable[[], Awaitable[None]], asyncio.Task[None]] = {}
         self._last_refusal: tuple[str, float] = "", 0.0
         self._receivers: dict[str, Callback] = {}  # of messages that come through links
+        self._turn = Turn()
+        self.dispatch, self.defer, self.at_turn_end = self._turn.run, self._turn.defer, self._turn.at_end
         self.live_layout = LiveLayout()
         self.jetstream = JetStream(self)
-        self.links = Links(self)
+        self.links = Links(self, self._turn)
 
     @classmethod
     async def connect(  # noqa: PLR0913 - the settings of one connection, mostly given by name
@@ -181,37 +185,6 @@ class Bus:
         else:
             # The publisher holds the request until its response, and sends it again.
             _limited.warning("dropped", "the broker is away: dropped a message of %d bytes on %s", len(data), subject)
-
-    def defer(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when all messages that have arrived are dispatched, before messages of theirs are sent."""
-        if self._protocol is not None:
-            self._protocol.defer(callback)
-        else:
-            asyncio.get_running_loop().call_soon(callback)
-
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` at the end of this turn of the event loop, after the messages of all connections.
-
-        Messages that it publishes leave in one write, without another turn.
-        """
-        if self._protocol is not None:
-            self._protocol.at_turn_end(callback)
-        else:
-            asyncio.get_running_loop().call_soon(callback)
-
-    def at_write(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the messages of this turn of the event loop are written."""
-        if self._protocol is not None:
-            self._protocol.at_write(callback)
-        else:
-            asyncio.get_running_loop().call_soon(callback)
-
-    def dispatch(self, run: Callable[[], None]) -> None:
-        """Calls `run`, which dispatches messages that did not come from the broker, as those of the broker are."""
-        if self._protocol is not None:
-            self._protocol.dispatch(run)
-        else:
-            run()
 
     def receive(self, subject: str, data: bytes) -> None:
         """Calls the callback of `subscribe_with_links` with a message that came through a link."""
@@ -337,7 +310,11 @@ class Bus:
     async def _dial(self, server: BrokerServer) -> NatsProtocol:
         first = self.servers.first
         return await dial(
-            server, first, self.access, self._name, lambda: NatsProtocol(self._callbacks, self._on_lost, self._on_info)
+            server,
+            first,
+            self.access,
+            self._name,
+            lambda: NatsProtocol(self._callbacks, self._turn, self._on_lost, self._on_info),
         )
 
     def _on_info(self, info: Mapping[str, Any]) -> None:

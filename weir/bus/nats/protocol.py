@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from weir.bus.nats.access import BrokerRefused, is_refusal
+from weir.bus.turn import Turn
 from weir.runtime.containment import report
 from weir.runtime.log_limiter import LogLimiter
 
@@ -80,10 +81,12 @@ class NatsProtocol(asyncio.Protocol):
     def __init__(
         self,
         callbacks: dict[bytes, Callback],
+        turn: Turn,
         on_lost: Callable[[], None],
         on_info: Callable[[Mapping[str, Any]], None] = lambda info: None,
     ) -> None:
         self._callbacks = callbacks
+        self._turn = turn
         self._on_lost = on_lost
         self._on_info = on_info
         self._transport: asyncio.Transport | None = None
@@ -91,11 +94,6 @@ class NatsProtocol(asyncio.Protocol):
         self._have = 0
         self._need = 0
         self._out: list[bytes] = []
-        self._end_due = False
-        self._dispatching = False
-        self._deferred: list[Callable[[], None]] = []
-        self._at_turn_end: list[Callable[[], None]] = []
-        self._at_write: list[Callable[[], None]] = []
         self._pongs: deque[asyncio.Future[None]] = deque()
         self._loop = asyncio.get_running_loop()
         self.greeted: asyncio.Future[None] = self._loop.create_future()
@@ -128,42 +126,9 @@ class NatsProtocol(asyncio.Protocol):
 
     def send(self, pieces: tuple[bytes, ...]) -> None:
         """Sends protocol lines within this turn of the loop."""
+        if not self._out:
+            self._turn.at_write(self._flush)
         self._out += pieces
-        if not self._end_due and not self._dispatching:
-            self._end_due = True
-            self._loop.call_soon(self._end_turn)
-
-    def defer(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when all messages that have arrived are dispatched."""
-        if self._dispatching:
-            self._deferred.append(callback)
-        else:
-            self.at_turn_end(callback)
-
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` at the end of this turn of the loop, before its messages are written."""
-        self._at_turn_end.append(callback)
-        if not self._end_due:
-            self._end_due = True
-            self._loop.call_soon(self._end_turn)
-
-    def at_write(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the messages of this turn of the loop are written."""
-        self._at_write.append(callback)
-        if not self._end_due and not self._dispatching:
-            self._end_due = True
-            self._loop.call_soon(self._end_turn)
-
-    def dispatch(self, run: Callable[[], None]) -> None:
-        """Calls `run`, which dispatches messages of another connection. What it publishes leaves in one write after it."""
-        if self._dispatching:
-            run()
-            return
-        self._dispatching = True
-        self._guard(run)
-        self._run_deferred()
-        self._dispatching = False
-        self._write_turn()
 
     def ping(self) -> asyncio.Future[None]:
         """Done when the server has processed everything sent before."""
@@ -193,31 +158,6 @@ class NatsProtocol(asyncio.Protocol):
         """Closes at once, because the server does not respond."""
         if self._transport is not None:
             self._transport.abort()
-
-    def _end_turn(self) -> None:
-        self._end_due = False
-        if self._at_turn_end:
-            callbacks, self._at_turn_end = self._at_turn_end, []
-            self._dispatching = True  # their messages leave in the write below
-            for callback in callbacks:
-                self._guard(callback)
-            self._run_deferred()
-            self._dispatching = False
-        self._write_turn()
-
-    def _write_turn(self) -> None:
-        if self._out:
-            self._flush()
-        if self._at_write:
-            callbacks, self._at_write = self._at_write, []
-            for callback in callbacks:
-                self._guard(callback)
-
-    def _run_deferred(self) -> None:
-        while self._deferred:
-            deferred, self._deferred = self._deferred, []
-            for callback in deferred:
-                self._guard(callback)
 
     def _flush(self) -> None:
         out, self._out = self._out, []
@@ -262,16 +202,14 @@ class NatsProtocol(asyncio.Protocol):
                 return
             data = b"".join(self._chunks)
             self._chunks = []
-        # Messages that callbacks publish leave in one write after all of them, without another turn of the loop.
-        self._dispatching = True
+        self._turn.run(self._receive, data)
+
+    def _receive(self, data: bytes) -> None:
         try:
             rest, self._need = self._parse(data)
         except _FramingLost as error:
             rest = len(data)
             self._break_off(str(error))
-        self._run_deferred()
-        self._dispatching = False
-        self._write_turn()
         if rest < len(data):
             self._chunks = [data[rest:] if rest else data]
             self._have = len(data) - rest
@@ -344,12 +282,6 @@ class NatsProtocol(asyncio.Protocol):
             callback(message)
         except Exception as error:  # noqa: BLE001 - contained: an exception affects one message only
             report("weir.bus.nats.protocol: dispatching a message", error)
-
-    def _guard(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except Exception as error:  # noqa: BLE001 - contained: an exception affects one message only
-            report("weir.bus.nats.protocol: running a deferred callback", error)
 
     def _on_line(self, kind: int, line: bytes) -> None:
         if kind == _P and line == b"PING":

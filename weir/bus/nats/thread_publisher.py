@@ -1,91 +1,69 @@
-"""`ThreadPublisher`: sends messages from threads without waking the event loop.
+"""`ThreadPublisher`: sends what instances produce, from their threads and from the event loop.
 
-Messages to processes with a link (`weir.bus.links`) go through it. What follows is about the others.
-
-A thread of an instance that passes its responses to the event loop costs a wake-up, two hand-overs of the interpreter lock
-and another turn of the loop, about 60 us a batch. Here it writes to a separate connection, under a lock. The loop only
-reads that connection, to answer the server's pings and to notice its end. The connection goes to the server that the `Bus`
-is connected to, and ends with that one, whose pings detect a server that hangs. Without it, messages go through the
-`Bus`, which keeps them until the broker is connected again.
-
-The event loop never waits for the connection or for a thread that writes to it: messages of its own that can't be written
-at once are queued for a writer thread, in order.
+Messages to processes with a link (`weir.bus.links`) leave in the thread that sends them. The others go through nats-server:
+a thread passes them to the event loop, which writes them to the connection of the `Bus` in the order in which they were
+passed. The event loop never waits. A thread waits while nats-server is slow to read, so that outputs don't fill memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
-import select
-import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from weir.bus.links.framing import Outgoing
 from weir.bus.links.link import Link, Sent, WhenWritten
 from weir.bus.nats.connection import Bus
-from weir.bus.nats.dialing import TlsSocket, dial_from_thread
-from weir.runtime.containment import contained
+from weir.runtime.containment import call_each
 
-logger = logging.getLogger("weir.bus")
+MAX_UNSENT_BYTES = 8 << 20
+"""Bytes of the connection that nats-server has not read, beyond which messages are queued here."""
 
-_RECONNECT_WAIT_S = 0.2
-_TIMEOUT_S = 5.0
-_READ_BYTES = 4096
+MAX_QUEUED_BYTES = 8 << 20
+"""Bytes that are queued here, beyond which threads wait."""
 
-MAX_LOOP_BYTES = 4096
-"""The most that the event loop writes itself: a connection that is writable accepts so much without blocking."""
+MAX_WAIT_S = 5.0
+"""How long a thread waits: by then the connection of a server that hangs is about to be closed."""
 
-_BUSY_WAIT_S = 0.01
-"""How long the event loop waits before it reads again while a thread writes to the connection."""
+_CHECK_S = 0.002
+"""How often the event loop checks whether nats-server has read."""
+
+_PUBLISHING = "weir.bus.nats.thread_publisher: publishing a message of an instance"
 
 OnSent = Callable[[], None]
 """Must not raise, and must not publish."""
 
 
 class ThreadPublisher:
-    """A second connection for publishing. `publish` may be called from any thread, the rest only in the event loop."""
+    """`publish` and `send` may be called in any thread; created in the event loop."""
 
-    def __init__(self, bus: Bus, name: str) -> None:
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._name = name
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._socket: socket.socket | TlsSocket | None = None
         self._loop_thread = threading.get_ident()
-        self._queued: deque[tuple[Sequence[Outgoing], OnSent]] = (
-            deque()
-        )  # by the loop, for the next thread that takes the lock
-        self._has_queued = threading.Event()
-        self._owes_pong = False
-        self._writer: threading.Thread | None = None
-        self._is_closed = False
-        self._busy: asyncio.TimerHandle | None = None
-        self._ended = asyncio.Event()
-        bus.on_loss(self._ended.set)
+        self._state = threading.Condition()
+        self._queued: list[tuple[Sequence[Outgoing], OnSent]] = []  # while there are any, `_flush` is due
+        self._queued_bytes = 0
         bus.links.send_unsent = self.send
-        self._keeper: asyncio.Task[None] | None = None
-
-    def start(self, background: asyncio.TaskGroup) -> None:
-        """Connects and reconnects in a task of `background`."""
-        self._keeper = background.create_task(self._keep())
 
     def publish(self, messages: Iterable[Outgoing], on_sent: OnSent = lambda: None) -> None:
-        """Sends the messages to the broker in order, in one write, then calls `on_sent` in the thread that wrote them."""
+        """Sends the messages to the broker, in order, behind those published before; then calls `on_sent` in the loop."""
         messages = list(messages)
-        if threading.get_ident() != self._loop_thread:
-            with self._lock:
-                self._write_queued()
-                self._write(messages)
-            on_sent()
-        elif self._written_at_once(messages):
-            on_sent()
-        else:
+        size_bytes = sum([len(data) for _, data in messages])
+        is_loop = threading.get_ident() == self._loop_thread
+        with self._state:
+            if not is_loop:
+                self._state.wait_for(lambda: self._queued_bytes < MAX_QUEUED_BYTES, MAX_WAIT_S)
+            is_due = bool(self._queued)
             self._queued.append((messages, on_sent))
-            self._wake_writer()
+            self._queued_bytes += size_bytes
+        if is_due:
+            return
+        if is_loop:
+            self._flush()
+        else:
+            self._loop.call_soon_threadsafe(self._flush)
 
     def send(self, messages: Sequence[Outgoing], last: Sequence[Outgoing] = (), on_sent: OnSent = lambda: None) -> None:
         """Sends `messages`, each through the link to its process or, without one, to the broker; then those in `last`.
@@ -139,160 +117,20 @@ class ThreadPublisher:
                 by_link[link] = [message]
         return by_link, others
 
-    async def close(self) -> None:
-        """Closes the connection; later messages go through the bus."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-        await asyncio.to_thread(self._close)
+    def _flush(self) -> None:
+        if self._bus.is_connected and self._bus.unsent_bytes > MAX_UNSENT_BYTES:
+            self._loop.call_later(_CHECK_S, self._flush)
+            return
+        with self._state:
+            queued, self._queued, self._queued_bytes = self._queued, [], 0
+            self._state.notify_all()
+        self._bus.dispatch(self._publish_all, queued)
 
-    def _close(self) -> None:
-        with self._lock:
-            self._write_queued()
-            self._drop()
-        self._is_closed = True
-        self._has_queued.set()
-
-    def _written_at_once(self, messages: Sequence[Outgoing]) -> bool:
-        """Writes the messages in the event loop if that needs no waiting; returns whether it did."""
-        if sum(len(data) for _, data in messages) > MAX_LOOP_BYTES or not self._lock.acquire(blocking=False):
-            return False
-        try:
-            if self._queued or not self._is_writable():
-                return False
-            self._write(messages)
-            return True
-        finally:
-            self._lock.release()
-
-    def _is_writable(self) -> bool:
-        """Called with the lock held: whether a write would not block. Without a connection the bus takes the messages."""
-        if self._socket is None:
-            return True
-        poller = select.poll()
-        poller.register(self._socket.fileno(), select.POLLOUT)
-        return bool(poller.poll(0))
-
-    def _wake_writer(self) -> None:
-        if self._writer is None:
-            self._writer = threading.Thread(target=self._run_writer, name="publisher", daemon=True)
-            self._writer.start()
-        self._has_queued.set()
-
-    def _run_writer(self) -> None:
-        while not self._is_closed:
-            self._has_queued.wait()
-            self._has_queued.clear()
-            with self._lock:
-                self._write_queued()
-
-    def _write_queued(self) -> None:
-        """Called with the lock held."""
-        if self._owes_pong and self._socket is not None:
-            self._owes_pong = False
-            self._sent(b"PONG\r\n")
-        while self._queued:
-            messages, on_sent = self._queued.popleft()
-            self._write(messages)
-            on_sent()
-
-    def _write(self, messages: Sequence[Outgoing]) -> None:
-        """Called with the lock held."""
-        if self._socket is not None:
-            pieces: list[bytes] = []
+    def _publish_all(self, queued: Sequence[tuple[Sequence[Outgoing], OnSent]]) -> None:
+        for messages, on_sent in queued:
             for subject, data in messages:
-                pieces += (f"PUB {subject} {len(data)}\r\n".encode(), data, b"\r\n")
-            if self._sent(b"".join(pieces)):
-                return
-        self._loop.call_soon_threadsafe(self._publish_through_bus, messages)
-
-    def _sent(self, data: bytes) -> bool:
-        assert self._socket is not None  # noqa: S101 - checked by the caller
-        try:
-            self._socket.sendall(data)
-            return True
-        except OSError as error:
-            logger.warning("publishing failed: %s", error)
-            self._drop()
-            return False
-
-    def _publish_through_bus(self, messages: Sequence[Outgoing]) -> None:
-        for subject, data in messages:
-            self._publish_one(subject, data)
-
-    @contained()
-    def _publish_one(self, subject: str, data: bytes) -> None:
-        self._bus.publish_to_broker(subject, data)
-
-    def _drop(self) -> None:
-        """Called with the lock held."""
-        if self._socket is not None:
-            # Shut down, not closed: the loop still watches the descriptor. It need not report the end: after a reset uvloop
-            # stops watching.
-            try:
-                self._socket.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the peer has closed it
-            self._socket = None
-            self._loop.call_soon_threadsafe(self._ended.set)
-
-    async def _keep(self) -> None:
-        while True:
-            if self._bus.is_connected:
-                try:
-                    connection = await asyncio.to_thread(self._connect)
-                except OSError as error:
-                    logger.debug("no second connection for responses: %s", error)
-                else:
-                    await self._watch(connection)
-            await asyncio.sleep(_RECONNECT_WAIT_S)
-
-    def _connect(self) -> socket.socket | TlsSocket:
-        servers = self._bus.servers
-        server = servers.current or servers.first
-        return dial_from_thread(server, servers.first, self._bus.access, f"{self._name} answers", _TIMEOUT_S)
-
-    async def _watch(self, connection: socket.socket | TlsSocket) -> None:
-        """Uses the connection until it ends, or the bus's does."""
-        self._ended.clear()
-        self._loop.add_reader(connection.fileno(), self._read, connection)
-        with self._lock:
-            self._socket = connection
-        try:
-            if self._bus.is_connected:
-                await self._ended.wait()
-        finally:
-            if self._busy is not None:
-                self._busy.cancel()
-            self._loop.remove_reader(connection.fileno())
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # ends a write that blocks a thread, which holds the lock
-            with self._lock:
-                if self._socket is connection:
-                    self._socket = None
-            connection.close()
-
-    def _read(self, connection: socket.socket | TlsSocket) -> None:
-        """Called when the connection is readable."""
-        if not self._lock.acquire(blocking=False):
-            # An encrypted connection is not read and written at once, and the write of a thread may block.
-            self._loop.remove_reader(connection.fileno())
-            self._busy = self._loop.call_later(
-                _BUSY_WAIT_S, self._loop.add_reader, connection.fileno(), self._read, connection
-            )
-            return
-        try:
-            data = connection.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        finally:
-            self._lock.release()
-        if b"PING\r\n" in data:
-            self._owes_pong = True
-            self._wake_writer()
-        if not data:
-            self._ended.set()
+                call_each(_PUBLISHING, (self._bus.publish_to_broker,), subject, data)
+            on_sent()
 
 
 def _when_written(links: Sequence[Link], then: WhenWritten, are_written: bool = True) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from weir.bus.links import folder, link, links
 from weir.bus.links.framing import HEADER, Outgoing, pack_frames, pack_subjects
 from weir.bus.links.link import Link, LinkEnd, Sent
 from weir.bus.links.links import Links
+from weir.bus.turn import Turn
 
 TAKEN = ("work.w", "release.w")
 
@@ -28,7 +29,7 @@ class Process:
         self.published: list[tuple[str, bytes]] = []
         self.received: list[tuple[str, bytes]] = []
         self.ends: list[tuple[str, LinkEnd]] = []
-        self.links = Links(self)
+        self.links = Links(self, Turn())
         self.links.on_lost(lambda peer, end: self.ends.append((peer, end)))
         for subject in own:
             self.links.take(subject)
@@ -37,14 +38,8 @@ class Process:
         if not self.links.send(subject, data):
             self.published.append((subject, data))
 
-    def dispatch(self, run: Callable[[], None]) -> None:
-        run()
-
     def receive(self, subject: str, data: bytes) -> None:
         self.received.append((subject, data))
-
-    def at_write(self, callback: Callable[[], None]) -> None:
-        asyncio.get_running_loop().call_soon(callback)
 
 
 class Pair:

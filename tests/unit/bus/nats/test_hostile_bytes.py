@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.bus.nats.protocol import Message, NatsProtocol
+from weir.bus.turn import Turn
 from weir.runtime import containment
 
 
@@ -40,7 +41,8 @@ class Peer:
         self.messages: list[Message] = []
         self.wire = Wire()
         self.callbacks = {b"1": self.messages.append}
-        self.protocol = NatsProtocol(self.callbacks, lambda: None)
+        self.turn = Turn()
+        self.protocol = NatsProtocol(self.callbacks, self.turn, lambda: None)
         self.protocol.connection_made(self.wire)
         self.feed(b"INFO {}\r\nPONG\r\n")
 
@@ -147,8 +149,8 @@ async def test_callbacks_that_fail_are_counted_and_cost_the_others_nothing() -> 
     delivered: list[bytes] = []
 
     def fail(message: Message) -> None:
-        peer.protocol.defer(fail_later)
-        peer.protocol.defer(lambda: delivered.append(message.data))
+        peer.turn.defer(fail_later)
+        peer.turn.defer(lambda: delivered.append(message.data))
         raise KeyError(message.data)
 
     def fail_later() -> None:
@@ -160,7 +162,7 @@ async def test_callbacks_that_fail_are_counted_and_cost_the_others_nothing() -> 
     assert delivered == [b"healthy"] * 2
     counted = {place: count - before.get(place, 0) for place, count in containment.failures().items()}
     assert counted["weir.bus.nats.protocol: dispatching a message"] == 2
-    assert counted["weir.bus.nats.protocol: running a deferred callback"] == 2
+    assert counted["weir.bus.turn: running a deferred callback"] == 2
 
 
 def mutated(pieces: list[bytes], places: list[tuple[float, bytes]]) -> bytes:

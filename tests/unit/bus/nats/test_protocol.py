@@ -12,6 +12,7 @@ import pytest
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.bus.nats.protocol import Message, NatsProtocol, connect_options
+from weir.bus.turn import Turn
 
 
 class Wire(asyncio.Transport):
@@ -45,7 +46,8 @@ class Peer:
         self.lost = 0
         self.wire = Wire()
         self.callbacks = {b"1": self.messages.append}
-        self.protocol = NatsProtocol(self.callbacks, self._on_lost)
+        self.turn = Turn()
+        self.protocol = NatsProtocol(self.callbacks, self.turn, self._on_lost)
         self.protocol.connection_made(self.wire)
 
     def _on_lost(self) -> None:
@@ -120,7 +122,7 @@ async def test_what_callbacks_publish_leaves_when_all_have_run() -> None:
 
     def answer(message: Message) -> None:
         order.append(message.data.decode())
-        peer.protocol.defer(lambda: order.append("deferred"))
+        peer.turn.defer(lambda: order.append("deferred"))
         peer.protocol.publish("answer", message.data, "")
 
     peer.callbacks[b"1"] = answer
@@ -135,10 +137,10 @@ async def test_what_is_published_at_the_end_of_a_turn_leaves_in_its_write() -> N
 
     def publish() -> None:
         peer.protocol.publish("b", b"2", "")
-        peer.protocol.defer(lambda: peer.protocol.publish("c", b"3", ""))
-        peer.protocol.at_turn_end(lambda: turns.append(2))
+        peer.turn.defer(lambda: peer.protocol.publish("c", b"3", ""))
+        peer.turn.at_end(lambda: turns.append(2))
 
-    peer.protocol.at_turn_end(publish)
+    peer.turn.at_end(publish)
     peer.protocol.publish("a", b"1", "")
     peer.feed(b"PING\r\n")
     assert peer.wire.written == b"PUB a  1\r\n1\r\nPONG\r\n", "what is dispatched is not the end of the turn"

@@ -1,11 +1,10 @@
-"""`ThreadPublisher` on a connection whose server does not read: threads wait with their writes, the event loop does not."""
+"""`ThreadPublisher`: the order of what is published, and threads that wait while nats-server does not read."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,95 +13,109 @@ from tests.support.collecting_bus import CollectingBus
 from tests.support.waiting import eventually
 from weir.bus.links import folder
 from weir.bus.links.link import LinkEnd, Sent
-from weir.bus.nats.thread_publisher import ThreadPublisher
+from weir.bus.nats import thread_publisher
+from weir.bus.nats.thread_publisher import MAX_QUEUED_BYTES, MAX_UNSENT_BYTES, ThreadPublisher
 
-LARGE = b"x" * (16 << 20)
-"""More than any socket takes without a reader."""
-
-
-class LosableBus(CollectingBus):
-    def on_loss(self, _listener: Callable[[], None]) -> None:
-        pass
+LARGE = bytes(1 << 20)
 
 
-class Stalled:
-    """A publisher, and the server's end of its connection."""
+class SlowBus(CollectingBus):
+    """Its server reads nothing until `unsent_bytes` is set to 0."""
 
     def __init__(self) -> None:
-        self.end, connection = socket.socketpair()
-        connection.settimeout(30)
-        self.end.settimeout(30)
-        self.publisher = ThreadPublisher(LosableBus(), "test")  # type: ignore[arg-type]
-        self.watching = asyncio.create_task(self.publisher._watch(connection))
+        super().__init__()
+        self.unsent_bytes = MAX_UNSENT_BYTES + 1
+        self.publisher = ThreadPublisher(self)  # type: ignore[arg-type]
 
-    async def writing(self) -> asyncio.Task[None]:
-        """A thread that waits with a large write, and holds the lock meanwhile."""
-        writing = asyncio.create_task(asyncio.to_thread(self.publisher.publish, [("large", LARGE)]))
-        while self.publisher._socket is None or not self.publisher._lock.locked():
-            await asyncio.sleep(0.001)
-        return writing
-
-    def received(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size and (more := self.end.recv(1 << 20)):
-            data += more
-        return bytes(data)
+    def order(self) -> list[str]:
+        return [subject for subject, _, _ in self.published]
 
 
 @pytest.fixture
-async def stalled() -> AsyncIterator[Stalled]:
-    made = Stalled()
-    yield made
-    made.end.close()
-    made.watching.cancel()
-    await made.publisher.close()
+async def bus() -> SlowBus:
+    return SlowBus()
 
 
-async def test_the_event_loop_does_not_wait_for_a_thread_that_writes(stalled: Stalled) -> None:
-    writing = await stalled.writing()
+async def test_messages_of_a_thread_and_of_the_event_loop_stay_in_order(bus: SlowBus) -> None:
+    bus.unsent_bytes = 0
     sent: list[int] = []
-    stalled.publisher.publish([("small", b"1")], lambda: sent.append(1))
-    stalled.publisher.publish([("small", b"2")], lambda: sent.append(2))
-    stalled.end.sendall(b"PING\r\n")
-    assert stalled.publisher._lock.locked(), "the thread still writes"
-    assert sent == [], "who publishes is told when it is so"
-    large = b"PUB large %d\r\n%s\r\n" % (len(LARGE), LARGE)
-    tail = b"PUB small 1\r\n1\r\nPUB small 1\r\n2\r\n"
-    data = await asyncio.to_thread(stalled.received, len(large) + len(tail) + len(b"PONG\r\n"))
-    await writing
-    while sent != [1, 2]:
-        await asyncio.sleep(0.001)
-    assert data.startswith(large)
-    assert data[len(large) :].replace(b"PONG\r\n", b"") == tail, "in the order in which they were published"
+
+    def publish(start: int) -> None:
+        for number in range(start, start + 100):
+            bus.publisher.publish(
+                [(f"{number}", b"1"), (f"{number} too", b"2")], lambda number=number: sent.append(number)
+            )
+
+    thread = threading.Thread(target=publish, args=(0,))
+    thread.start()
+    thread.join()  # so the event loop has written nothing yet
+    publish(100)
+    await eventually(lambda: len(sent) == 200)
+    assert bus.order() == [subject for number in range(200) for subject in (f"{number}", f"{number} too")]
+    assert sent == list(range(200))
 
 
-async def test_the_event_loop_does_not_wait_for_the_server(stalled: Stalled) -> None:
-    while stalled.publisher._socket is None:
-        await asyncio.sleep(0)
-    stalled.publisher.publish([("large", LARGE)])
-    stalled.publisher.publish([("small", b"1")])
-    # Nothing is read before this line: a loop that waited for the server would not get here.
-    expected = b"PUB large %d\r\n%s\r\nPUB small 1\r\n1\r\n" % (len(LARGE), LARGE)
-    assert await asyncio.to_thread(stalled.received, len(expected)) == expected
+async def test_what_the_event_loop_publishes_leaves_at_once(bus: SlowBus) -> None:
+    bus.unsent_bytes = 0
+    sent: list[bool] = []
+    bus.publisher.publish([("a", b"1")], lambda: sent.append(True))
+    assert (bus.order(), sent) == (["a"], [True])
 
 
-async def test_an_end_of_the_connection_frees_the_threads_that_write(stalled: Stalled) -> None:
-    writing = await stalled.writing()
-    stalled.publisher._ended.set()
-    async with asyncio.timeout(10):
-        await writing
-        await stalled.watching
+async def test_a_thread_waits_while_the_server_does_not_read_and_the_event_loop_does_not(bus: SlowBus) -> None:
+    count, queued = 4 * MAX_QUEUED_BYTES // len(LARGE), bus.publisher
+
+    def publish() -> None:
+        for number in range(count):
+            queued.publish([(f"{number}", LARGE)])
+
+    publishing = asyncio.create_task(asyncio.to_thread(publish))
+    await eventually(lambda: queued._queued_bytes >= MAX_QUEUED_BYTES)
+    sent: list[bool] = []
+    queued.publish([("of the loop", b"")], lambda: sent.append(True))
+    assert queued._queued_bytes == MAX_QUEUED_BYTES, "the thread has not queued more"
+    assert not sent
+    assert not bus.published
+    bus.unsent_bytes = 0
+    await publishing
+    await eventually(lambda: len(bus.published) == count + 1)
+    order = bus.order()
+    assert order.index("of the loop") == MAX_QUEUED_BYTES // len(LARGE)
+    order.remove("of the loop")
+    assert order == [f"{number}" for number in range(count)]
+    assert sent
 
 
-async def test_a_failed_write_ends_the_connection_that_the_event_loop_does_not_report(stalled: Stalled) -> None:
-    """As after a reset: uvloop stops watching a socket with an error."""
-    while (connection := stalled.publisher._socket) is None:
-        await asyncio.sleep(0)
-    asyncio.get_running_loop().remove_reader(connection)
-    stalled.end.close()
-    await asyncio.to_thread(stalled.publisher.publish, [("subject", b"1")])
-    async with asyncio.timeout(10):
-        await stalled.watching
+async def test_a_server_that_never_reads_does_not_hold_a_thread(bus: SlowBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_publisher, "MAX_WAIT_S", 0.01)
+    size = MAX_QUEUED_BYTES // 2
+    for number in range(4):
+        await asyncio.to_thread(bus.publisher.publish, [(f"{number}", bytes(size))])
+    assert not bus.published
+    bus.unsent_bytes = 0
+    await eventually(lambda: bus.order() == ["0", "1", "2", "3"])
+
+
+async def test_nothing_waits_for_a_server_that_is_away(bus: SlowBus) -> None:
+    """The `Bus` keeps what is published meanwhile, up to a bound."""
+    bus.is_connected = False
+    bus.publisher.publish([("a", b"1")])
+    assert bus.order() == ["a"]
+
+
+async def test_a_message_that_can_not_be_published_does_not_affect_others(bus: SlowBus) -> None:
+    bus.unsent_bytes = 0
+    publish = bus.publish_to_broker
+
+    def fail_first(subject: str, data: bytes, reply: str = "") -> None:
+        if subject == "first":
+            raise ValueError(subject)
+        publish(subject, data, reply)
+
+    bus.publish_to_broker = fail_first  # type: ignore[method-assign]
+    sent: list[bool] = []
+    bus.publisher.publish([("first", b""), ("second", b"")], lambda: sent.append(True))
+    assert (bus.order(), sent) == (["second"], [True])
 
 
 async def test_a_completion_stays_behind_the_responses_that_a_lost_link_had_not_sent(
@@ -111,9 +124,9 @@ async def test_a_completion_stays_behind_the_responses_that_a_lost_link_had_not_
     """Its scheduler forgets the requests when it has the completion, and the worker may be killed at any moment."""
     with tempfile.TemporaryDirectory() as place:
         monkeypatch.setattr(folder, "SHARED_MEMORY_DIRECTORY", Path(place))
-        worker, gateway, scheduler = LosableBus(), LosableBus(), LosableBus()
+        worker, gateway, scheduler = CollectingBus(), CollectingBus(), CollectingBus()
         worker.links.listen()
-        publisher = ThreadPublisher(worker, "test")  # type: ignore[arg-type]
+        publisher = ThreadPublisher(worker)  # type: ignore[arg-type]
         for caller, subject in ((gateway, "reply.g"), (scheduler, "done.s")):
             caller.links.take(subject)
             caller.links.connect("w", worker.links.address, ())
