@@ -1,11 +1,10 @@
 """Large tensors to a worker on another host and back: `python -m benchmarks.remote_payloads` prints two tables.
 
 The first table has whole requests to an identity model over HTTP. Their tensors are sent inside messages through stream
-and scheduler (*inline*), fetched in pieces through nats-server (*nats*), or fetched on a connection between gateway and
-worker (*tcp*); with a worker on the gateway's host they are read in place (*shared*). The second table has the
-transport between two processes alone: pieces through nats-server, and a direct TCP connection. CPU is that of all
-processes except the client. All processes run on one machine, so the times include no network; `RoleHosts` starts roles
-that act as on another host.
+and scheduler (*inline*), or fetched on a link between gateway and worker (*tcp*); with a worker on the gateway's host they
+are read in place (*shared*). The second table has the link between two processes alone. CPU is that of all processes
+except the client. All processes run on one machine, so the times include no network; `RoleHosts` starts roles that act as
+on another host.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def main() -> None:
 
 def _of_requests(seconds: float, clients: int) -> Table:
     table = _table("way", "bytes", "p50 alone, ms", "CPU alone, ms", f"requests/s, {clients} clients", "CPU, ms")
-    for way in ("inline", "nats", "tcp", "shared"):
+    for way in ("inline", "tcp", "shared"):
         with ExitStack() as stack:
             cluster = _Cluster(stack, way)
             for size in SIZES:
@@ -152,22 +151,21 @@ def _ask_until(url: str, content: np.ndarray, until_s: float) -> list[float]:
 
 
 def _of_ways(seconds: float) -> Table:
-    table = _table("way", "bytes", "p50, ms", "MB/s", "CPU, ms")
-    for way in ("nats", "tcp"):
-        for size in SIZES:
-            with ExitStack() as stack:
-                table.add_row(way, str(size), *_carried(stack, way == "tcp", size, seconds))
+    table = _table("bytes", "p50, ms", "MB/s", "CPU, ms")
+    for size in SIZES:
+        with ExitStack() as stack:
+            table.add_row(str(size), *_carried(stack, size, seconds))
     return table
 
 
-def _carried(stack: ExitStack, is_direct: bool, size: int, seconds: float) -> Iterable[str]:
+def _carried(stack: ExitStack, size: int, seconds: float) -> Iterable[str]:
     nats = EmbeddedNats(Path(stack.enter_context(tempfile.TemporaryDirectory())))
     nats.start()
     stack.callback(nats.stop)
     spawning = multiprocessing.get_context("spawn")
     here, there = spawning.Pipe()
     os.environ[HOST_VARIABLE] = "owner"
-    process = spawning.Process(target=_own, args=(nats.url, size, is_direct, there), daemon=True)
+    process = spawning.Process(target=_own, args=(nats.url, size, there), daemon=True)
     process.start()
     del os.environ[HOST_VARIABLE]
     stack.callback(process.join)
@@ -177,7 +175,7 @@ def _carried(stack: ExitStack, is_direct: bool, size: int, seconds: float) -> It
     assert process.pid is not None
     pids = [nats.process.pid, process.pid, os.getpid()]
     before_s = _cpu_s(pids)
-    took = uvloop.run(_read(nats.url, place, size, seconds, is_direct))
+    took = uvloop.run(_read(nats.url, place, size, seconds))
     cpu_s = _cpu_s(pids) - before_s
     return (
         f"{statistics.median(took) * 1000:.2f}",
@@ -186,15 +184,13 @@ def _carried(stack: ExitStack, is_direct: bool, size: int, seconds: float) -> It
     )
 
 
-def _own(nats_url: str, size: int, is_direct: bool, pipe: Connection) -> None:
+def _own(nats_url: str, size: int, pipe: Connection) -> None:
     async def serve() -> None:
         async with asyncio.TaskGroup() as background:
             name = new_id("gateway")
             bus = await Bus.connect(nats_url, name, background)
-            listener = None
-            if is_direct:
-                listener = make_listener(ListenAddress("127.0.0.1"), NO_ACCESS, is_encrypted=False)
-                await listener.start()
+            listener = make_listener(ListenAddress("127.0.0.1"), NO_ACCESS, is_encrypted=False)
+            await listener.start()
             await PayloadServer(bus, name, listener).start()
             await bus.flush()
             slot = PayloadArena(name).allocate(size)
@@ -205,7 +201,7 @@ def _own(nats_url: str, size: int, is_direct: bool, pipe: Connection) -> None:
     uvloop.run(serve())
 
 
-async def _read(nats_url: str, place: Any, size: int, seconds: float, is_direct: bool) -> list[float]:
+async def _read(nats_url: str, place: Any, size: int, seconds: float) -> list[float]:
     took: list[float] = []
     async with asyncio.TaskGroup() as background:
         name = new_id("worker")
@@ -221,8 +217,6 @@ async def _read(nats_url: str, place: Any, size: int, seconds: float, is_direct:
             took.append(time.perf_counter() - began_s)
             if not isinstance(outcome, (bytes, memoryview)) or len(outcome) != size:
                 raise SystemExit(f"not fetched: {type(outcome).__name__}")
-        if bool(fetcher.direct_bytes) != is_direct:
-            raise SystemExit("fetched by the other way")
         fetcher.close()
         await bus.close()
     return took

@@ -204,7 +204,7 @@ weir.worker.backends.python.calls:MAX_UNSENT_BYTES | responses for a Python mode
 weir.worker.python_stub._weir_calls:MAX_UNREAD_BYTES | several responses of one call that a Python model has not read | the call ends with an error
 weir.worker.python_stub._weir_calls:MAX_KEPT_BYTES | responses kept for a second iteration | no second iteration
 weir.worker.python_stub._weir_calls:MAX_FILES_BYTES | files of a Python model's load_model | it raises
-weir.worker.execution.response_writer:MAX_INLINE_RESPONSE_BYTES | outputs of one response inside a message | 503
+weir.bus.payloads.reach:MAX_INLINE_RESPONSE_BYTES | outputs of one response inside a message | 503
 weir.worker.python_stub._weir_channel:MAX_MESSAGE_BYTES | a message of a Python model's process | the process is killed
 weir.worker.backend_api.custom_metrics:MAX_METRICS_BYTES | custom metrics of a worker's models | creating one raises
 weir.worker.backends.python.environment:INSTALL_TIMEOUT_S | installation of a Python model's requirements | the load fails
@@ -269,25 +269,20 @@ weir.bus.kv.model_files:MODEL_FILES_MAX_BYTES | files of load requests | 503
 weir.bus.payloads.arena:INLINE_LIMIT_BYTES | a tensor inside a message, where memory is shared | by reference
 weir.bus.payloads.arena:REMOTE_INLINE_LIMIT_BYTES | the same between two hosts | fetched by reference
 weir.bus.payloads.arena:DEFAULT_BUDGET_BYTES | default of shared memory for payloads of a process | inside messages
-weir.bus.payloads.fetch_plan:MAX_OUTSTANDING | pieces that a process has requested and not received | further ones wait
-weir.bus.payloads.fetch_plan:PIECE_TIMEOUT_S | wait for the next piece of a payload | it is lost
-weir.bus.payloads.owner_links:MAX_OUTSTANDING_ON_LINK | pieces requested on a link between hosts | further ones wait
-weir.bus.payloads.owner_links:LINK_PIECE_BYTES | size of one of them | the next piece takes the rest
-weir.bus.payloads.owner_links:LINK_PIECE_TIMEOUT_S | wait for the next of them | fetched through the broker
-weir.bus.payloads.owner_links:LINK_SILENCE_TIMEOUT_S | wait for any of its bytes | fetched through the broker
-weir.bus.links.dial_policy:MAX_TCP_LINKS_OPENED | links that a process opens to other hosts | fetched through the broker
-weir.bus.links.dial_policy:MAX_OWNERS | owners whose failed links are remembered | fetched through the broker
-weir.bus.links.dial_policy:MAX_PAUSE_S | pause after a link that failed | it is tried again
-weir.bus.links.dial_policy:IDLE_S | idle time of a link to another host | it is closed
-weir.bus.links.tcp:CONNECT_TIMEOUT_S | wait for a link to another host | fetched through the broker
-weir.bus.links.tcp:MAX_TCP_LINKS | links of other hosts to a process | they fetch through the broker
+weir.bus.payloads.fetch_plan:MAX_FETCHED_BYTES | a payload fetched from another host | it counts as lost
+weir.bus.payloads.fetch_plan:PIECE_BYTES | a piece of it | the next piece takes the rest
+weir.bus.payloads.fetch_plan:MAX_OUTSTANDING | pieces requested on a link between hosts | further ones wait
+weir.bus.payloads.fetcher:MAX_TCP_LINKS_OPENED | links that a process opens to other hosts | an idle one is closed; without one the payload counts as lost
+weir.bus.payloads.fetcher:LINK_SILENCE_TIMEOUT_S | wait for any byte of requested pieces | the link is opened again, once for each payload
+weir.bus.payloads.fetcher:ADDRESS_TIMEOUT_S | wait for the address of a payload's owner | the payload counts as lost
+weir.bus.links.tcp:CONNECT_TIMEOUT_S | wait for a link to another host | the payload counts as lost
+weir.bus.links.tcp:MAX_TCP_LINKS | links of other hosts to a process | further ones are rejected
 weir.bus.links.tcp:MAX_UNPROVEN | those whose handshake is not complete | disconnected
 weir.bus.links.tcp:HANDSHAKE_TIMEOUT_S | wait for the handshake | disconnected
 weir.bus.links.tcp:MAX_REQUEST_FRAME_BYTES | a message of a handshake, or a request for a piece | disconnected
 weir.bus.links.tcp:TCP_STALL_LIMIT_S | wait for a reader to receive a piece | disconnected
 weir.bus.links.tcp:IDLE_LIMIT_S | idle time of a link of another host | disconnected
 weir.bus.payloads.server:MAX_LINK_REQUESTS | waiting requests for pieces of one link | disconnected
-weir.bus.payloads.server:MAX_QUEUED_REQUESTS | waiting requests for pieces in their owner | dropped: they are repeated
 weir.bus.nats.embedded_server:MAX_PAYLOAD | one message through the embedded nats-server | 400
 weir.bus.streams.declarations:STATES_MAX_BYTES | checkpoints of the states of sequences | a sequence that loses its slot ends
 weir.bus.streams.declarations:STATES_TTL_S | lifetime of a checkpoint | a sequence that loses its slot ends
@@ -301,12 +296,6 @@ weir.bus.streams.declarations:DEAD_MAX_BYTES | default size of stream DEAD, or a
 weir.bus.streams.declarations:DEAD_TTL_S | lifetime of a dead letter | it is deleted
 weir.bus.kv.queue_owners:MAX_RECORDS_BYTES | records of queue owners | queues without an owner
 weir.bus.kv.presence:MAX_PROCESSES | processes that announce themselves | ignored
-weir.bus.payloads.fetch_plan:PIECE_BYTES | a piece of a payload that goes to another host | the next piece takes the rest
-weir.bus.payloads.fetch_plan:MAX_OF_ONE | requested pieces of one payload | further ones wait
-weir.bus.payloads.fetch_plan:MAX_FETCHED_BYTES | a payload fetched from another host | it counts as lost
-weir.bus.payloads.fetch_plan:NO_OWNER_TIMEOUT_S | wait for a disconnected owner of a payload | it counts as lost
-weir.bus.payloads.server:MAX_TURN_BYTES | pieces sent in one turn of the event loop | the next turn sends the rest
-weir.bus.payloads.server:MAX_UNSENT_BYTES | unsent bytes before further pieces are sent | they wait
 # Repository
 weir.repository.layout:MAX_FILES | files of a version | the load fails
 weir.repository.scheduler_rules:MAX_STEPS | steps of an ensemble | the load fails

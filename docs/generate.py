@@ -149,8 +149,8 @@ def message_fields() -> str:
         ),
         (
             "fetch",
-            "gateway, worker → the owner of a payload",
-            "(segment, slot, generation, offset, size) of a piece, or nothing to ask for the owner's address",
+            "gateway, worker → the owner of a payload, on a link",
+            "(segment, slot, generation, offset, size) of a piece",
         ),
         ("readiness", "gateway, worker → worker", "model, version; the answer is whether it is ready"),
         ("API request", "console → gateway, and its answer", f"{api_request}; the answer is {api_response}"),

@@ -24,6 +24,7 @@ from weir.bus.nats.remote_links import listen_for_links
 from weir.bus.nats.thread_publisher import ThreadPublisher
 from weir.bus.payloads.arena import limit_payloads, process_budget, remove_dead_segments
 from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.reach import process_reach
 from weir.bus.payloads.server import PayloadServer
 from weir.calls.cache.config import CacheConfig
 from weir.calls.model_control import ModelControl
@@ -174,6 +175,8 @@ async def _connect(
     shutdown.push_async_callback(bus.close)
     bus.live_layout.wanted = settings.live_streams
     bus.links.listen()
+    listener = await listen_for_links(bus, settings.payload_listen)
+    process_reach().set(bus, listener is not None)
     return _Context(
         settings=settings,
         metrics=metrics,
@@ -182,7 +185,7 @@ async def _connect(
         devices=devices,
         worker_id=worker_id,
         bus=bus,
-        listener=await listen_for_links(bus, settings.payload_listen),
+        listener=listener,
         background=background,
     )
 

@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from weir.bus.kv.desired_models import DesiredModels
 from weir.bus.kv.registry import RegistryView
 from weir.bus.naming import subjects
+from weir.bus.naming.identity import shares_memory
 from weir.bus.nats.connection import Bus, Message
 from weir.calls.model_control import ModelControl
 from weir.gateway.admin.history import LoadRecorder
@@ -73,10 +74,10 @@ class RepositoryIndex:
             for view in self._views.values():
                 found |= {name: problem or found.get(name, "") for name, problem in view.problems.items()}
         records: dict[str, list[ModelRecord]] = defaultdict(list)
-        for worker in self._registry.workers.values():
+        for id, worker in self._registry.workers.items():
             for name, record in worker.models.items():
                 if not worker.record.draining and record.is_known:
-                    records[name].append(record)
+                    records[name].append(record.seen_from(shares_memory(id)))
         rows = index_rows(found, records)
         return [row for row in rows if row.get("state") == ModelState.READY] if ready else rows
 

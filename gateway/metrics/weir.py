@@ -333,7 +333,7 @@ def connection_families(connections: ConnectionCounters) -> Iterator[MetricFamil
     )
 
 
-_WAYS = ("nats", "tcp")
+_WAYS = ("tcp",)
 
 
 def payload_families(statistics: Statistics, dispatched: DispatchCounters) -> Iterator[MetricFamily]:

@@ -87,6 +87,7 @@ class ModelRecord(Record, frozen=True):
     With `elsewhere`, the model is placed on other workers: failures in this record count only if no worker serves it.
     `rejected` is why the current files or configuration could not be loaded, while the previous ones are still served; ""
     where the current ones are served. `completed` are the fields of the configuration that its author left out.
+    `stays_on_host` is why processes on other hosts can't call the model here, "" if they can.
     """
 
     name: str
@@ -103,6 +104,15 @@ class ModelRecord(Record, frozen=True):
     elsewhere: bool = False
     rejected: str = ""
     completed: Annotated[list[str], Meta(max_length=256)] = []
+    stays_on_host: Annotated[str, Meta(max_length=MAX_PROBLEM_LENGTH)] = ""
+
+    def seen_from(self, is_same_host: bool) -> Self:
+        """The record as it counts for a caller on the same host or on another one."""
+        if is_same_host or not self.stays_on_host:
+            return self
+        state, reason = ModelState.UNAVAILABLE, self.stays_on_host
+        versions = {n: msgspec.structs.replace(v, state=state, reason=reason) for n, v in self.versions.items()}
+        return msgspec.structs.replace(self, versions=versions)
 
     @property
     def is_known(self) -> bool:

@@ -1,10 +1,9 @@
 """Messages about data that moves between hosts: fetches of payloads, and checkpoints of sequence states.
 
-A `PayloadFetch` requests a piece of a payload from its owner; the reply is the piece, or empty if the slot was reused. An
-`ADDRESS_REQUEST` requests the address at which the owner accepts links of other hosts. On such a link a `PayloadFetch` has
-a subject that its reader has chosen. The owner responds in order: with the piece on that subject, and behind it, once the
-kernel has the piece, with an empty message on `KEPT`, or on `FREED` if the slot was reused meanwhile. If it was reused
-before, the owner sends no piece.
+An `ADDRESS_REQUEST` requests the address at which the owner of payloads accepts links of other hosts. On such a link a
+`PayloadFetch` requests a piece, and has a subject that its reader has chosen. The owner responds in order: with the piece
+on that subject, and behind it, once the kernel has the piece, with an empty message on `KEPT`, or on `FREED` if the slot
+was reused meanwhile. If it was reused before, the owner sends no piece.
 
 A checkpoint is the state of a sequence after some of its requests, from which another worker can continue. Its tensors are
 packed once and split into pieces that fit into a message.

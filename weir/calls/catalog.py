@@ -16,6 +16,7 @@ from typing import Any
 from weir.bus.kv.known_models import KnownModels
 from weir.bus.kv.registry import RegistryView
 from weir.bus.kv.traffic import TrafficRecords
+from weir.bus.naming.identity import shares_memory
 from weir.calls.queues import destination_of
 from weir.calls.request_templates import RequestTemplates
 from weir.calls.traffic.counters import TrafficCounters
@@ -401,8 +402,8 @@ class Catalog:
 
     def _records(self, name: str) -> list[ModelRecord]:
         records = [
-            view.models[name]
-            for view in self._registry.workers.values()
+            view.models[name].seen_from(shares_memory(worker))
+            for worker, view in self._registry.workers.items()
             if name in view.models and not view.record.draining
         ]
         # Records of workers that the model is not placed on count only where it is placed on none.

@@ -287,9 +287,11 @@ class RequestDispatcher:
             return
         if size_bytes - self._payloads.bytes_without_room(model.name, request.inputs) <= limit_bytes:
             raise overloaded("the shared memory for large tensors is full; try again later")
+        is_reached = self._payloads.is_within_reach(model.name)
+        why = "" if is_reached else " on another host: larger tensors need --payload-listen in this process"
         raise invalid(
             f"the request of {size_bytes} bytes is larger than the {self._bus.max_payload_bytes} bytes that can "
-            "be sent to a worker"
+            f"be sent to a worker{why}"
         )
 
     def _hold_slots(self, model: ServedModel, request: InferRequest, body_slot: Slot | None) -> list[Freeable]:

@@ -8,7 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from weir.bus.naming.identity import host_of, owner_of
-from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, Slot
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadArena, Slot
+from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
@@ -107,8 +108,12 @@ class PayloadStore:
         large = [size for size in left if size > limit_bytes]
         return sum(large) if self._arena.could_hold(large) else 0
 
+    def is_within_reach(self, model: str) -> bool:
+        """Whether the workers of the model can read or fetch what lies in slots."""
+        return process_reach().is_served or self._is_shared(model)
+
     def _inline_limit_bytes(self, model: str) -> int:
-        return INLINE_LIMIT_BYTES if self._is_shared(model) else REMOTE_INLINE_LIMIT_BYTES
+        return process_reach().inline_limit_bytes(self._is_shared(model))
 
     def place_bodies(self, model: str, bodies: Sequence[bytes]) -> tuple[list[bytes], SharedSlot] | None:
         """Copies the packed bodies of a frame into one slot; returns the references that replace them, and the slot.
@@ -119,7 +124,7 @@ class PayloadStore:
         total = sum(map(len, bodies))
         if total <= FRAME_INLINE_BYTES:
             return None
-        if (total <= REMOTE_INLINE_LIMIT_BYTES or len(bodies) > 1) and not self._is_shared(model):
+        if not self._is_shared(model) and (len(bodies) > 1 or total <= process_reach().inline_limit_bytes(False)):
             return None
         slot = self._arena.allocate(total)
         if slot is None:

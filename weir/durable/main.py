@@ -22,6 +22,7 @@ from weir.bus.nats.connection import Bus
 from weir.bus.nats.remote_links import listen_for_links
 from weir.bus.payloads.arena import PayloadArena, limit_payloads, process_budget, remove_dead_segments
 from weir.bus.payloads.fetcher import PayloadFetcher
+from weir.bus.payloads.reach import process_reach
 from weir.bus.payloads.server import PayloadServer
 from weir.bus.streams.history import ModelHistory
 from weir.calls.cache.config import CacheConfig
@@ -94,6 +95,7 @@ async def _start(settings: DurableSettings, log: RoleLog, background: asyncio.Ta
     stops.push_async_callback(bus.close)
     bus.live_layout.wanted = settings.live_streams
     peers = await listen_for_links(bus, settings.payload_listen)
+    process_reach().set(bus, peers is not None)
     process = _Process(settings, id, bus, peers)
     await process.start_inference(log, background, stops)
     await process.start_work(background, stops)

@@ -73,9 +73,9 @@ BROKER_OPTIONS: tuple[Option, ...] = (
         names=("--payload-listen",),
         value=Checked("HOST[:PORT]", listen_address),
         shown_default="not served",
-        help="Address at which processes on other hosts fetch large tensors directly from this process instead of "
-        "through NATS. Without a port, or with port 0, a free port is selected. With 0.0.0.0 or :: this process "
-        "listens on all addresses and announces the one that reaches NATS.",
+        help="Address at which processes on other hosts fetch large tensors from this process; without it they get only "
+        "what a message carries. Without a port, or with port 0, a free port is selected. With 0.0.0.0 or :: this "
+        "process listens on all addresses and announces the one that reaches NATS.",
         environment="WEIR_PAYLOAD_LISTEN",
         commands=(GATEWAY, DURABLE, WORKER),
         **_PANEL,

@@ -13,7 +13,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from weir.bus.naming.identity import lies_elsewhere
 from weir.bus.payloads.arena import PayloadReader, StalePayload
+from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
 from weir.schemas.core.request_limits import cancelled_error
@@ -357,7 +359,7 @@ class _OpenRequest:
         regions = {output.name for output in request.outputs if output.region is not None} if request else ()
         for tensor in outputs:
             data = tensor.data
-            if isinstance(data, PayloadRef) and tensor.name in regions:
+            if isinstance(data, PayloadRef) and (tensor.name in regions or self._is_out_of_reach(data)):
                 try:
                     tensor.data = bytes(self._instance.reader.view(data))
                 except (StalePayload, ValueError):
@@ -370,6 +372,10 @@ class _OpenRequest:
                 return result.error
         # The response of a step from a cache may be large, and is not in a payload slot yet.
         return self._instance.writer.place(self._entry.gateway, outputs)
+
+    def _is_out_of_reach(self, ref: PayloadRef) -> bool:
+        """Whether an output of a step lies here, and the caller can't fetch it: then it travels in the message."""
+        return not process_reach().includes(self._entry.gateway) and not lies_elsewhere(ref.segment)
 
     def _release(self, data: object) -> None:
         if isinstance(data, PayloadRef):

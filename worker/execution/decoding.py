@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from weir.bus.payloads.arena import PayloadReader, StalePayload
 from weir.bus.payloads.fetch_plan import Loss, Outcome
 from weir.runtime.containment import contained
-from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
+from weir.schemas.core.errors import Reason, WeirError, internal, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, check_strings, element_count
@@ -116,9 +116,16 @@ def _has_content(request: InferRequest) -> bool:
 def read_content(ref: PayloadRef, running: RunningBatch, reader: PayloadReader) -> memoryview | bytes:
     """The bytes behind a reference in a batch, from this host or as fetched. Raises StalePayload, ValueError."""
     outcome = running.fetched.get(ref) if running.fetched else None
+    return reader.view(ref) if outcome is None else _content(outcome)
+
+
+def _content(outcome: Outcome) -> memoryview | bytes:
+    """What was fetched. Raises StalePayload if it was lost, and WeirError (UNAVAILABLE) if it can't be fetched at all."""
+    if outcome is Loss.NO_ADDRESS:
+        raise unavailable(f"an input of the request can't be fetched: {outcome.value}")
     if isinstance(outcome, Loss):
         raise StalePayload(outcome.value)
-    return reader.view(ref) if outcome is None else outcome
+    return outcome
 
 
 def check_long_strings(request: InferRequest, reader: PayloadReader) -> None:
@@ -132,9 +139,7 @@ def check_long_strings(request: InferRequest, reader: PayloadReader) -> None:
 
 
 def insert_fetched(request: InferRequest, fetched: Mapping[PayloadRef, Outcome]) -> None:
-    """Replaces references by the content that was fetched from other hosts. Raises StalePayload if it was lost."""
+    """Replaces references by the content that was fetched from other hosts. Raises as `_content`."""
     for tensor in request.inputs:
         if isinstance(tensor.data, PayloadRef) and (outcome := fetched.get(tensor.data)) is not None:
-            if isinstance(outcome, Loss):
-                raise StalePayload(outcome.value)
-            tensor.data = outcome
+            tensor.data = _content(outcome)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from weir.bus.links.framing import Outgoing
+from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained
 from weir.schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, join_responses
 from weir.worker.execution.batch_execution import MAX_STUCK_S, BatchUpdate
 from weir.worker.execution.instance import ModelInstance
-from weir.worker.execution.response_writer import MAX_INLINE_RESPONSE_BYTES
 from weir.worker.execution.running_batch import RunningBatch
 
 
@@ -159,7 +159,7 @@ class Microbatch:
 
     @contained(on_error="_joining_failed")
     def _joined(self, messages: list[bytes]) -> list[bytes]:
-        if len(messages) == 1 or sum(map(len, messages)) > MAX_INLINE_RESPONSE_BYTES:
+        if len(messages) == 1 or sum(map(len, messages)) > process_reach().message_bytes:
             return messages
         return [join_responses(self.message.version, messages)]
 

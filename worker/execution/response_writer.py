@@ -7,16 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weir.bus.naming.identity import shares_memory
-from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
+from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained, report
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.messages import BatchEntry, ResponseRun, Timestamps, pack_error, pack_response, pack_responses
 from weir.worker.backend_api.interface import Result
-
-MAX_INLINE_RESPONSE_BYTES = 4 << 20
-"""Outputs of one response that may travel inside a message if there is no room in shared memory. A message with several
-responses is no larger: the broker closes the connection of who sends it more than its `max_payload`."""
 
 READERS_TIMEOUT_S = 2.0
 """How long the outputs of an instance that is unloaded stay readable."""
@@ -29,7 +26,7 @@ def pack_by_gateway(version: int, rows: Mapping[str, Sequence[tuple[Any, ...]]])
 
 def _messages(version: int, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
     message = pack_rows(version, rows)
-    if len(message) <= MAX_INLINE_RESPONSE_BYTES or len(rows) == 1:
+    if len(message) <= process_reach().message_bytes or len(rows) == 1:
         return [message]
     middle = len(rows) // 2
     return _messages(version, rows[:middle]) + _messages(version, rows[middle:])
@@ -113,8 +110,10 @@ class ResponseWriter:
             if size > INLINE_LIMIT_BYTES and self._is_large_for(gateway, size) and self._lend(tensor):
                 continue
             inline_bytes += size
-        if inline_bytes > MAX_INLINE_RESPONSE_BYTES:
-            return unavailable(f"the response of {inline_bytes} bytes is larger than can be sent to the gateway")
+        reach = process_reach()
+        if inline_bytes > reach.message_bytes:
+            why = "" if reach.includes(gateway) else ", which is on another host: its worker has no --payload-listen"
+            return unavailable(f"the response of {inline_bytes} bytes is larger than can be sent to the gateway{why}")
         return None
 
     def release(self, segment: str, slot: int, generation: int) -> None:
@@ -140,7 +139,8 @@ class ResponseWriter:
             self._arena.close()
 
     def _is_large_for(self, gateway: str, size_bytes: int) -> bool:
-        return size_bytes > REMOTE_INLINE_LIMIT_BYTES or shares_memory(gateway)
+        reach = process_reach()
+        return size_bytes > reach.inline_limit_bytes(is_shared=False) or shares_memory(gateway)
 
     def _lend(self, tensor: Tensor) -> bool:
         if isinstance(tensor.data, PayloadRef):

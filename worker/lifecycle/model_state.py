@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from nats.errors import Error as NatsError
 from nats.errors import MaxPayloadError
 
+from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained, report
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.wire.model_control import WantedModel
@@ -165,6 +166,7 @@ class ManagedModel:
             rejected=self.rejected if self.is_serving else "",
             namespace="" if self.result is None else self.result.namespace,
             elsewhere=self.elsewhere or self.is_moving,
+            stays_on_host="" if config is None else process_reach().problem_of(config.output),
         )
 
 

@@ -16,6 +16,7 @@ from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import RoleProcess, Start
 from tests.support.waiting import wait_until
 
+LISTENS = "--payload-listen=127.0.0.1"
 LARGE = np.random.default_rng(7).random((1, 1_500_000), np.float32)  # 6 MB: several pieces, and once beyond the limit
 
 
@@ -30,13 +31,13 @@ class Hosts(Start):
         write_identity(folder / "away", "far", "FP32")
         write_python_model(folder / "away", "asker", "asks_here", {"IN": ("FP32", [-1])}, {"OUT": ("FP32", [-1])}, 8)
         self("scheduler")
-        self.near = self("worker", f"--model-repository={folder / 'near'}")
+        self.near = self("worker", f"--model-repository={folder / 'near'}", LISTENS)
         self.away = self.start_away()
-        self.served = self.gateway()
+        self.served = self.gateway(LISTENS)
         wait_until(lambda: all(map(self.served.is_ready, ("here", "far", "asker", "pair"))))
 
     def start_away(self) -> RoleProcess:
-        return self("worker", f"--model-repository={self.folder / 'away'}", host="another")
+        return self("worker", f"--model-repository={self.folder / 'away'}", LISTENS, host="another")
 
 
 @pytest.fixture(scope="module")

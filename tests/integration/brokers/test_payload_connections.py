@@ -1,4 +1,4 @@
-"""Roles on several hosts with direct payload connections: large tensors bypass the broker."""
+"""Roles on several hosts: large tensors are fetched from their owners, and refused where those do not listen."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
+from tritonclient.utils import InferenceServerException
 
 from tests.support.clients.stock import http_inputs
-from tests.support.models.zoo import write_identity
+from tests.support.models.ensembles import Step, write_ensemble
+from tests.support.models.zoo import config_text, write_graph, write_identity, write_model
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.nats import GivenNats, make_certificates
 from tests.support.servers.roles import RoleProcess, Start
@@ -28,6 +32,7 @@ from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.bus.payloads.server import PayloadServer
 
 LARGE = np.random.default_rng(7).random((1, 1_500_000), np.float32)
+WIDTH = 1_200_000
 LISTENS = "--payload-listen=127.0.0.1"
 
 
@@ -45,22 +50,10 @@ class Hosts(Start):
     def start_away(self) -> RoleProcess:
         return self.worker(LISTENS, host="another")
 
-    def fetched_bytes(self, way: str) -> float:
-        """What gateway and workers have fetched on this way."""
+    def fetched_bytes(self) -> float:
+        """What gateway and workers have fetched."""
         page = self.served.metrics_page()
-        return sum(
-            float(line.split()[-1]) for line in page.splitlines() if f'payload_fetched_bytes{{way="{way}"}}' in line
-        )
-
-    def connect(self) -> None:
-        """Returns when both ways are by connections."""
-
-        def both() -> bool:
-            before = self.fetched_bytes("tcp")
-            _echo(self.served)
-            return self.fetched_bytes("tcp") - before >= 2 * LARGE.nbytes
-
-        wait_until(both)
+        return sum(float(line.split()[-1]) for line in page.splitlines() if 'payload_fetched_bytes{way="tcp"}' in line)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +66,14 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         starting.close()
 
 
+def _write_wide(models: Path) -> None:
+    """Model `wide`, whose output is larger than a message, as its configuration says."""
+    tensors = {"IN": ("FP32", [WIDTH])}, {"OUT": ("FP32", [WIDTH])}
+    folder = write_model(models, "wide", config_text("wide", "onnxruntime", *tensors, 8))
+    ends = {"IN": ("FP32", [-1, WIDTH])}, {"OUT": ("FP32", [-1, WIDTH])}
+    write_graph(folder / "1" / "model.onnx", [helper.make_node("Identity", ["IN"], ["OUT"])], *ends)
+
+
 def _echo(served: Endpoints) -> None:
     with served.http() as client:
         output = client.infer("far", http_inputs({"IN": LARGE})).as_numpy("OUT")
@@ -81,12 +82,11 @@ def _echo(served: Endpoints) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_large_tensors_pass_the_broker_by(hosts: Hosts) -> None:
-    hosts.connect()
-    by_broker = hosts.fetched_bytes("nats")
+def test_large_tensors_are_fetched_both_ways(hosts: Hosts) -> None:
+    before = hosts.fetched_bytes()
     for _ in range(3):
         _echo(hosts.served)
-    assert hosts.fetched_bytes("nats") == by_broker
+    wait_until(lambda: hosts.fetched_bytes() == before + 3 * 2 * LARGE.nbytes)
     page = hosts.served.metrics_page()
     assert "weir_gateway_payload_readers_refused 0" in page
     assert "weir_worker_payload_readers_refused 0" in page
@@ -94,15 +94,14 @@ def test_large_tensors_pass_the_broker_by(hosts: Hosts) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_worker_that_dies_in_the_midst_of_fetching_and_sending_costs_no_request(hosts: Hosts) -> None:
-    hosts.connect()
     asking = [threading.Thread(target=lambda: [_echo(hosts.served) for _ in range(3)]) for _ in range(3)]
-    before = hosts.fetched_bytes("tcp")
+    before = hosts.fetched_bytes()
     failed: list[object] = []
     threading.excepthook, hook = failed.append, threading.excepthook
     try:
         for thread in asking:
             thread.start()
-        wait_until(lambda: hosts.fetched_bytes("tcp") > before)
+        wait_until(lambda: hosts.fetched_bytes() > before)
         hosts.away.end(signal.SIGKILL)
         hosts.away = hosts.start_away()
         for thread in asking:
@@ -110,7 +109,38 @@ def test_a_worker_that_dies_in_the_midst_of_fetching_and_sending_costs_no_reques
     finally:
         threading.excepthook = hook
     assert not failed
-    hosts.connect()
+    _echo(hosts.served)
+
+
+@pytest.mark.timeout(120)
+def test_without_addresses_what_no_message_carries_is_refused(tmp_path: Path) -> None:
+    medium = LARGE[:, : (3 << 20) // 4]  # fits a message of the broker
+    with closing(Start(tmp_path)) as starting:
+        write_identity(tmp_path / "models", "far", "FP32")
+        _write_wide(tmp_path / "models")
+        steps: list[Step] = [("far", {"IN": "IN"}, {"OUT": "M"}), ("far", {"IN": "M"}, {"OUT": "OUT"})]
+        write_ensemble(tmp_path / "models", "twice", {"IN": ("FP32", [-1])}, {"OUT": ("FP32", [-1])}, steps, 8)
+        starting("scheduler")
+        starting.worker(host="another")
+        served, near = starting.gateway("--strict-readiness=false"), starting.gateway(host="another")
+        wait_until(lambda: served.is_ready("far") and served.is_ready("twice") and near.is_ready("wide"))
+        with served.http() as client:
+            for model in ("far", "twice"):
+                output = client.infer(model, http_inputs({"IN": medium})).as_numpy("OUT")
+                assert output is not None
+                assert np.array_equal(output, medium)
+            with pytest.raises(InferenceServerException, match="--payload-listen in this process"):
+                client.infer("far", http_inputs({"IN": np.repeat(LARGE, 2, axis=1)}))
+            with pytest.raises(InferenceServerException, match="its worker has no --payload-listen"):
+                client.infer("far", http_inputs({"IN": LARGE}))
+            (row,) = [row for row in client.get_model_repository_index() if row["name"] == "wide"]
+            assert row["state"] == "UNAVAILABLE"
+            assert "its worker needs --payload-listen" in row["reason"]
+        with near.http() as client:
+            output = client.infer("wide", http_inputs({"IN": LARGE[:, :WIDTH]})).as_numpy("OUT")
+            assert output is not None
+            assert np.array_equal(output, LARGE[:, :WIDTH])
+        starting.end_all()
 
 
 @pytest.mark.timeout(60)
@@ -142,13 +172,12 @@ async def test_who_speaks_to_the_broker_encrypted_does_so_to_owners(tmp_path: Pa
             assert listener is not None
             assert slot is not None
             slot.view[:] = LARGE.tobytes()
+            came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            fetcher.fetch(slot.ref(), came.set_result)
             async with asyncio.timeout(30):
-                while not fetcher.direct_bytes:
-                    came: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-                    fetcher.fetch(slot.ref(), came.set_result)
-                    outcome = await came
-                    assert isinstance(outcome, (bytes, memoryview))
-                    assert bytes(outcome) == LARGE.tobytes()
+                outcome = await came
+            assert isinstance(outcome, (bytes, memoryview))
+            assert bytes(outcome) == LARGE.tobytes()
             plain = await Bus.connect(server.url, "plain", background, access=BrokerAccess(ca=ca))
             with pytest.raises(BrokerRefused, match="--nats-cert and --nats-key"):
                 await listen_for_links(plain, "127.0.0.1")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from weir.bus.kv.registry import RegistryView, RegistryWriter
+from weir.bus.naming.identity import own_id
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.bus.streams.declarations import ensure_streams
@@ -105,6 +106,20 @@ async def test_a_version_that_can_not_run_for_now_is_accepted_and_not_ready(nats
         assert c.catalog.is_ready("m", "1")
         assert c.catalog.server_ready()
         assert [worker for worker, row in c.catalog.ready_replicas("m", 1) if row.checks_readiness] == ["w2"]
+
+
+async def test_a_model_that_stays_on_its_host_is_unavailable_on_others(nats_url: str) -> None:
+    async with cluster(nats_url) as c:
+        reason = "its outputs have at least 9 bytes"
+        row = VersionRecord(ModelState.READY, instances=1)
+        here, elsewhere = own_id("worker", None), "worker-01234567-1_1"
+        await c.settle(elsewhere)
+        await c.write(elsewhere, ModelRecord("m", {1: row}, CONFIG, written_ns=time.time_ns(), stays_on_host=reason))
+        assert c.refusal("m", "1")[0] is ErrorCode.UNAVAILABLE
+        assert c.catalog.index() == [{"name": "m", "versions": [], "state": "UNAVAILABLE", "reason": reason}]
+        assert not c.catalog.is_ready("m", "1")
+        await c.write(here, ModelRecord("m", {1: row}, CONFIG, written_ns=time.time_ns(), stays_on_host=reason))
+        assert c.catalog.resolve("m", "1").versions == [1]
 
 
 async def test_during_the_warmup_no_model_is_unknown(nats_url: str) -> None:

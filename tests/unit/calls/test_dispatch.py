@@ -306,12 +306,14 @@ async def test_a_fetched_response_that_cannot_be_completed_ends_only_its_request
     assert bench.inference.in_flight == 0
 
 
+@pytest.mark.parametrize("is_within_reach", [True, False])
 @pytest.mark.parametrize(("without_room", "code"), [(2 << 20, ErrorCode.UNAVAILABLE), (1 << 20, ErrorCode.INVALID_ARG)])
 async def test_what_no_message_takes_is_tried_again_once_there_is_memory(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, without_room: int, code: ErrorCode
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, without_room: int, code: ErrorCode, is_within_reach: bool
 ) -> None:
     monkeypatch.setattr(bench, "place", lambda *_: [], raising=False)
     monkeypatch.setattr(bench, "bytes_without_room", lambda *_: without_room, raising=False)
+    monkeypatch.setattr(bench, "is_within_reach", lambda _model: is_within_reach, raising=False)
     inputs = [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [-1]}]
     config = ModelConfig.model_validate({"name": "wide", "input": inputs})
     bench.models["wide"] = ServedModel("wide", config, [1], {}, {1: "load"})
@@ -320,4 +322,6 @@ async def test_what_no_message_takes_is_tried_again_once_there_is_memory(
         bench.inference.submit(request, lambda response: None)
     assert caught.value.code is code
     assert bool(caught.value.retry_after_s) == (code is ErrorCode.UNAVAILABLE)
+    is_named = "--payload-listen" in caught.value.message
+    assert is_named == (code is ErrorCode.INVALID_ARG and not is_within_reach)
     assert bench.inference.in_flight == 0

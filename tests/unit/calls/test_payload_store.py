@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadArena, PayloadBudget
+from weir.bus.payloads.reach import process_reach
 from weir.calls.payload_store import FRAME_INLINE_BYTES, SLOT_FROM_BYTES, PayloadStore, free_all, is_large
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
@@ -71,6 +72,23 @@ def test_workers_on_other_hosts_get_more_content_inline(arena: PayloadArena) -> 
     assert isinstance(medium.data, bytes)
     assert isinstance(large.data, PayloadRef)
     free_all(slots)
+
+
+def test_workers_that_can_t_fetch_get_all_content_inline(arena: PayloadArena, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_reach(), "is_served", False)
+    far, near = PayloadStore(arena, lambda model: False), PayloadStore(arena, lambda model: True)
+    assert not far.is_within_reach("m")
+    assert near.is_within_reach("m")
+    slot = far.slot_for_body(2 * REMOTE_INLINE_LIMIT_BYTES)
+    assert slot is not None
+    inside, large = tensor("inside", slot.view), tensor("large", b"y" * (REMOTE_INLINE_LIMIT_BYTES + 1))
+    assert far.place("m", [inside, large], slot) == []
+    assert isinstance(inside.data, memoryview)
+    assert isinstance(large.data, bytes)
+    assert far.place_bodies("m", [large.data]) is None
+    assert near.place("m", [inside, large], slot)[0] is slot
+    assert far.bytes_without_room("m", [tensor("large", bytes(REMOTE_INLINE_LIMIT_BYTES + 1))]) == 0
+    slot.free()
 
 
 def test_small_bodies_need_no_slot(arena: PayloadArena) -> None:

@@ -4,11 +4,11 @@ A process that listens draws a secret and sends it through the broker to process
 The secret is never sent on the link itself: each end sends a nonce, and a code over both nonces that only the secret
 produces. The end that has connected begins:
 
-1. the opening end sends the version of the frames and its nonce,
-2. the listening end responds with the same, and its code,
+1. the opening end sends its version of the frames and its nonce,
+2. the listening end responds with the version that both have, its nonce and its code,
 3. the opening end sends its code.
 
-An end of another version rejects the link, and messages go through nats-server.
+That is the lower of their versions. An end rejects the link if it is older than `OLDEST_VERSION`.
 Source: RFC 2104 (HMAC); challenge and response with the ends' roles in the signed text, so that neither can be replayed.
 """
 
@@ -19,6 +19,9 @@ import secrets
 
 VERSION = 1
 """The version of the frames and messages on links between hosts."""
+
+OLDEST_VERSION = 1
+"""The oldest one that this process can use: the one before, so that processes can be replaced one by one."""
 
 SECRET_BYTES = 32
 NONCE_BYTES = 16
@@ -45,11 +48,13 @@ class Handshake:
         self._is_opening = is_opening
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._peer_nonce = b""
+        self.version = VERSION
+        """The version of the link, once the other end's is known."""
         self.is_proven = False
 
     def begin(self) -> bytes:
-        """Returns the first message of the opening end."""
-        return _MAGIC + bytes((VERSION,)) + self._nonce
+        """Returns the first message of the opening end, and the beginning of the other's."""
+        return _MAGIC + bytes((self.version,)) + self._nonce
 
     def receive(self, data: bytes) -> bytes:
         """Takes a message of the other end; returns the one to send, which may be empty. Raises HandshakeError."""
@@ -58,8 +63,11 @@ class Handshake:
             return b""
         if data[: len(_MAGIC)] != _MAGIC or len(data) < _HELLO_BYTES:
             raise HandshakeError("the other end does not begin as a link does")
-        if (version := data[len(_MAGIC)]) != VERSION:
-            raise HandshakeError(f"the other end has version {version} of links, this process version {VERSION}")
+        self.version = min(data[len(_MAGIC)], VERSION)
+        if self.version < OLDEST_VERSION:
+            raise HandshakeError(
+                f"the other end has version {self.version} of links, this process versions {OLDEST_VERSION} to {VERSION}"
+            )
         self._peer_nonce = data[len(_MAGIC) + 1 : _HELLO_BYTES]
         if self._is_opening:
             self._check(data[_HELLO_BYTES:])

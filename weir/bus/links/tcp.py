@@ -24,7 +24,7 @@ from weir.schemas.wire.transfers import OwnerAddress
 
 logger = logging.getLogger("weir.bus")
 
-MAX_TCP_LINKS = 512
+MAX_TCP_LINKS = 1024
 """Links that other hosts may have to one process."""
 
 MAX_UNPROVEN = 64

@@ -91,7 +91,7 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("cuda-opened.*.*", (WORKER,), (GATEWAY,)),
     ("cached.*.*", (), (GATEWAY, WORKER)),
     ("fetch.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),
-    ("fetched.*.*.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),
+    ("fetched.*.*", (GATEWAY, WORKER), (GATEWAY, WORKER)),
     # Durable requests
     ("event.*", (PRODUCER, *OBSERVERS), ()),
     ("event.*.*", (PRODUCER, *OBSERVERS), ()),

@@ -163,12 +163,12 @@ def release(owner: str) -> str:
 
 
 def fetch(owner: str) -> str:
-    """Requests of readers on other hosts for pieces of payloads in the memory of `owner`."""
+    """Requests of readers on other hosts for the address at which `owner` serves payloads in its memory."""
     return f"fetch.{owner}"
 
 
 def fetched(reader: str) -> str:
-    """The pieces for a reader, or "no responders" from nats-server; the numbers of the fetch and of the piece follow."""
+    """Addresses for a reader, or "no responders" from nats-server; the number of the request follows."""
     return f"fetched.{reader}"
 
 

@@ -1,9 +1,7 @@
 """`PayloadServer`: sends pieces of payloads in this process's shared memory to readers on other hosts.
 
-On a link a piece leaves straight from its slot. The slot may be given to another payload meanwhile: a check of the
-generation after that decides what the message behind it says. For core NATS each piece is copied out of its slot once, and
-checked after that. The bytes sent in one turn of the loop are bounded, and nothing is sent while the broker is slow to
-read; requests are queued meanwhile.
+A piece leaves straight from its slot. The slot may be given to another payload meanwhile: a check of the generation after
+that decides what the message behind it says.
 """
 
 from __future__ import annotations
@@ -22,32 +20,19 @@ from weir.bus.naming.identity import owner_of
 from weir.bus.naming.reserved_subjects import may_reply_to
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.payloads.arena import PayloadReader, StalePayload
-from weir.bus.payloads.owner_links import LINK_PIECE_BYTES
-from weir.runtime.containment import contained
+from weir.bus.payloads.fetch_plan import PIECE_BYTES
 from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.transfers import ADDRESS_REQUEST, FREED, KEPT, OwnerAddress, PayloadFetch
 
 logger = logging.getLogger("weir.bus")
 
-MAX_QUEUED_REQUESTS = 10_000
-"""Requests for pieces in the queue; more are dropped, and readers repeat them."""
-
-MAX_TURN_BYTES = 1 << 20
-"""The most that is sent in one turn of the event loop."""
-
-MAX_UNSENT_BYTES = 8 << 20
-"""The unsent bytes of the connection to the broker beyond which no pieces are sent."""
-
 MAX_LINK_REQUESTS = 16
 """Requests of one link in the queue; a reader sends fewer, and is disconnected beyond it."""
 
-_GONE = b""
-_WAIT_S = 0.002
-
 
 class PayloadServer:
-    """Serves the payloads of process `owner`, also on links to `listener`, if there is one.
+    """Serves the payloads of process `owner` on links to `listener`; without one, tells readers so.
 
     Everything runs in one event loop.
     """
@@ -57,8 +42,6 @@ class PayloadServer:
         self._listener = listener
         self._owner = owner
         self._reader = PayloadReader()
-        self._requests: deque[tuple[PayloadRef, str]] = deque()
-        self._is_due = False
         # Of links with requests; the first one is being sent.
         self._of_links: dict[TcpLink, deque[tuple[PayloadRef, bytes]]] = {}
         if listener is not None:
@@ -67,7 +50,7 @@ class PayloadServer:
         self.sent_bytes = 0
 
     async def start(self) -> None:
-        """Subscribes to requests."""
+        """Subscribes to requests for the address."""
         await self._bus.subscribe(subjects.fetch(self._owner), self._on_request)
 
     @property
@@ -81,54 +64,22 @@ class PayloadServer:
             self._listener.close()
 
     def _on_request(self, message: Message) -> None:
-        if message.data == ADDRESS_REQUEST:
-            if may_reply_to(message, subjects.fetched("")):
-                listener = self._listener
-                address = OwnerAddress() if listener is None else listener.address(self._bus.local_host)
-                self._bus.publish(message.reply, address.pack())
-            return
-        try:
-            piece = PayloadFetch.unpack(message.data).piece
-        except MalformedMessage as error:
+        if message.data != ADDRESS_REQUEST:
             self.malformed_messages += 1
-            logger.warning("dropped a malformed request for a piece of a payload: %s", error)
-            return
-        if len(self._requests) < MAX_QUEUED_REQUESTS and may_reply_to(message, subjects.fetched("")):
-            self._requests.append((piece, message.reply))
-            if not self._is_due:
-                self._serve()
+            logger.warning("dropped a malformed request for the address of payloads")
+        elif may_reply_to(message, subjects.fetched("")):
+            listener = self._listener
+            address = OwnerAddress() if listener is None else listener.address(self._bus.local_host)
+            self._bus.publish(message.reply, address.pack())
 
-    def _serve(self) -> None:
-        self._is_due = False
-        sent_bytes = 0
-        while self._requests and sent_bytes < MAX_TURN_BYTES:
-            if self._bus.unsent_bytes > MAX_UNSENT_BYTES:
-                break
-            piece, reply = self._requests.popleft()
-            content = self._content(piece) or _GONE
-            sent_bytes += len(content)
-            self._bus.publish(reply, content)
-        self.sent_bytes += sent_bytes
-        if self._requests:
-            self._is_due = True
-            asyncio.get_running_loop().call_later(0 if sent_bytes else _WAIT_S, self._serve)
-
-    @contained()  # a piece that can't be read must not stop the queued ones
-    def _content(self, piece: PayloadRef) -> bytes:
-        content = self._view(piece, self._bus.max_payload_bytes)
-        copied = _GONE if content is None else bytes(content)
-        return copied if self._reader.is_current(piece) else _GONE
-
-    def _view(self, piece: PayloadRef, max_bytes: int) -> memoryview | None:
+    def _view(self, piece: PayloadRef) -> memoryview | None:
         """The content of a piece, in place; None if the payload was freed."""
-        if owner_of(piece.segment) != self._owner or not 0 <= piece.size <= max_bytes:
+        if owner_of(piece.segment) != self._owner or not 0 <= piece.size <= PIECE_BYTES:
             return None
         try:
             return self._reader.view(piece)
         except (StalePayload, ValueError):
             return None
-
-    # On links
 
     def _on_frames(self, link: TcpLink, frames: Frames) -> None:
         is_idle = link not in self._of_links
@@ -157,7 +108,7 @@ class PayloadServer:
         if not queue:
             return
         piece, subject = queue[0]
-        content = self._view(piece, LINK_PIECE_BYTES)
+        content = self._view(piece)
         if content is None:
             link.send([self._end_piece(link, FREED)])
         else:

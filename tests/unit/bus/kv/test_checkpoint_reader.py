@@ -10,10 +10,10 @@ import pytest
 
 from weir.bus.kv import sequence_states
 from weir.bus.kv.sequence_states import PIECE_BYTES, CheckpointReader, SequenceStates, StoredSequence
+from weir.bus.links.framing import Outgoing
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
-from weir.bus.nats.thread_publisher import Outgoing
 from weir.schemas.core.requests import SEQUENCE_START
 
 

@@ -48,13 +48,28 @@ def test_a_recorded_handshake_can_t_be_repeated() -> None:
         again.receive(proof)
 
 
-def test_an_end_of_another_version_is_rejected_by_both(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("versions", [(1, 2), (2, 1)])
+def test_ends_with_versions_one_apart_use_the_lower(versions: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, listening = ends()
+    opening.version = versions[0]
+    begin = opening.begin()
+    monkeypatch.setattr(handshake, "VERSION", versions[1])
+    response = listening.receive(begin)
+    monkeypatch.setattr(handshake, "VERSION", versions[0])
+    assert listening.receive(opening.receive(response)) == b""
+    assert opening.is_proven
+    assert listening.is_proven
+    assert opening.version == listening.version == 1
+
+
+def test_an_end_that_is_too_old_is_rejected_by_both(monkeypatch: pytest.MonkeyPatch) -> None:
     opening, listening = ends()
     begin = opening.begin()
     response = listening.receive(begin)
-    monkeypatch.setattr(handshake, "VERSION", 2)
+    monkeypatch.setattr(handshake, "VERSION", 3)
+    monkeypatch.setattr(handshake, "OLDEST_VERSION", 2)
     for end, message in ((Handshake(SECRET, is_opening=False), begin), (opening, response)):
-        with pytest.raises(HandshakeError, match="has version 1 of links, this process version 2"):
+        with pytest.raises(HandshakeError, match="has version 1 of links, this process versions 2 to 3"):
             end.receive(message)
 
 

@@ -210,10 +210,10 @@ async def test_half_a_frame_counts_for_nothing(server: Server) -> None:
     assert list(server.links.values()) == [[(b"request", b"whole")]]
 
 
-async def test_another_version_is_not_linked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_version_that_is_too_old_is_not_linked(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     end = await dial(server.listener.port)
     with monkeypatch.context() as other:
-        other.setattr(handshake, "VERSION", handshake.VERSION + 1)
+        other.setattr(handshake, "VERSION", handshake.OLDEST_VERSION - 1)
         begin = Handshake(server.address.secret, is_opening=True).begin()
     end.send("", begin)
     assert await end.is_closed()

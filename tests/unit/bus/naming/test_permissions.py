@@ -52,7 +52,7 @@ _BASES = {
     "infer_flow",
     "inbox",
 }
-BASES = dict.fromkeys(_BASES | {"stored", "durable_inbox"}, 1) | {"fetched": 2}
+BASES = dict.fromkeys(_BASES | {"stored", "durable_inbox", "fetched"}, 1)
 """Subjects behind which numbers or names follow, as so many tokens more."""
 
 

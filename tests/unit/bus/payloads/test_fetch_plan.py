@@ -1,162 +1,201 @@
-"""Each fetch of a payload ends once, with its content or its loss, whatever messages are lost."""
+"""`FetchPlan`: the order of pieces, cancelled fetches, and links that end while payloads are fetched."""
 
 from __future__ import annotations
 
 import random
+from collections import deque
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import pytest
 
-from weir.bus.payloads.fetch_plan import (
-    MAX_OUTSTANDING,
-    NO_OWNER_TIMEOUT_S,
-    PIECE_TIMEOUT_S,
-    RETRY_S,
-    FetchEnd,
-    FetchPlan,
-    Loss,
-    PieceRequest,
-)
+from weir.bus.payloads.fetch_plan import MAX_OUTSTANDING, FetchEnd, FetchPlan, Loss
 from weir.schemas.core.tensors import PayloadRef
 
-PIECE = 10
+PIECE = 100
 
 
-def ref(size: int, offset: int = 64) -> PayloadRef:
-    return PayloadRef("weir-gateway-01234567-1.131072", 0, 3, offset, size)
+class Owner:
+    """Serves the requests of a plan in order. A payload's content is determined by its offset."""
 
-
-def content_of(piece: PayloadRef) -> bytes:
-    """What lies there: each byte tells its place."""
-    return bytes((piece.offset + place) % 251 for place in range(piece.size))
-
-
-class World:
-    """Owners and a broker that lose, repeat and reorder what they are told to, by a seed."""
-
-    def __init__(self, seed: int, loss: float) -> None:
-        self.plan = FetchPlan(PIECE)
-        self.dice = random.Random(seed)
-        self.loss = loss
-        self.now_s = 0.0
-        self.asked: list[PieceRequest] = []
-        self.asked_s: dict[tuple[int, int], float] = {}  # when what has not been delivered yet was asked first
+    def __init__(self, plan: FetchPlan) -> None:
+        self.plan = plan
+        self.requests: deque[PayloadRef] = deque()
         self.ends: dict[int, bytes | Loss] = {}
-        self.stale: set[int] = set()
-        self.away: set[int] = set()
-        self.late: set[int] = set()
-        self.events = 0
-        self.begun = 0
+        self.sent_bytes = 0
 
-    def begin(self, size: int) -> int:
-        self.begun += 1
-        number = self.begun
-        actions = self.plan.begin(number, ref(size), self.now_s)
-        self.take(actions)
-        return number
+    def take(self, ends: list[FetchEnd]) -> None:
+        for number, outcome in ends:
+            assert number not in self.ends, "a fetch ends once"
+            self.ends[number] = outcome if isinstance(outcome, Loss) else bytes(outcome)
 
-    def take(self, actions: list[PieceRequest | FetchEnd]) -> None:
-        self.events += 1
-        for action in actions:
-            if isinstance(action, PieceRequest):
-                assert action.fetch not in self.ends
-                self.asked.append(action)
-                self.asked_s.setdefault((action.fetch, action.number), self.now_s)
-            else:
-                assert action.fetch not in self.ends, "it ends once"
-                outcome = action.outcome
-                waited_s = [self.now_s - at_s for (fetch, _), at_s in self.asked_s.items() if fetch == action.fetch]
-                if max(waited_s, default=0.0) >= PIECE_TIMEOUT_S / 2:
-                    self.late.add(action.fetch)  # this world has not delivered what it asked for in time
-                self.ends[action.fetch] = outcome if isinstance(outcome, Loss) else bytes(outcome)
-        assert 0 <= self.plan.outstanding <= MAX_OUTSTANDING
+    def request(self) -> None:
+        self.requests += self.plan.requests()
 
-    def step(self) -> None:
-        if self.asked and self.dice.random() < 0.9:
-            ask = self.asked.pop(self.dice.randrange(len(self.asked)))
-            self.asked_s.pop((ask.fetch, ask.number), None)
-            if self.dice.random() < self.loss:
-                return
-            if self.dice.random() < 0.1:
-                self.asked.append(ask)  # it comes twice
-            if ask.fetch in self.away:
-                self.take(self.plan.no_responder(ask.fetch, self.now_s))
-            else:
-                data = b"" if ask.fetch in self.stale else content_of(ask.piece)
-                self.take(self.plan.received(ask.fetch, ask.number, data, self.now_s))
-        else:
-            self.now_s += self.dice.random()
-            self.take(self.plan.tick(self.now_s, is_connected=self.dice.random() < 0.9))
+    def serve(self, is_kept: bool = True) -> None:
+        """Sends one piece, and what became of its slot."""
+        piece = self.requests.popleft()
+        self.plan.place(piece.size)[:] = content(piece)
+        self.sent_bytes += piece.size
+        self.take(self.plan.end_piece(is_kept))
+        self.request()
+
+    def serve_all(self) -> None:
+        self.request()
+        while self.requests:
+            self.serve()
+
+    def lose_link(self) -> None:
+        self.requests.clear()
+        self.take(self.plan.lost())
 
 
-@settings(deadline=None)
-@given(st.integers(0, 2**32), st.lists(st.integers(0, 300), min_size=1, max_size=30), st.sampled_from([0.0, 0.05, 0.3]))
-def test_each_fetch_ends_once_with_what_is_there(seed: int, sizes: list[int], loss: float) -> None:
-    world = World(seed, loss)
-    numbers: dict[int, int] = {}
-    given_up: set[int] = set()
-    for size in sizes:
-        number = world.begin(size)
-        numbers[number] = size
-        kind = world.dice.random()
-        if kind < 0.1:
-            world.stale.add(number)
-        elif kind < 0.2:
-            world.away.add(number)
-        elif kind < 0.3:
-            given_up.add(number)
-            world.take(world.plan.cancel(number))
-        for _ in range(world.dice.randrange(5)):
-            world.step()
-    for _ in range(20_000):
-        if not len(world.plan):
-            break
-        world.step()
-    assert not len(world.plan), "each comes to an end"
-    assert world.plan.outstanding == 0
-    for number, size in numbers.items():
-        if number in given_up and number not in world.ends:
-            continue
-        outcome = world.ends[number]
-        if size == 0 or outcome == content_of(ref(size)):
-            continue
-        assert outcome is Loss.UNREACHABLE or (outcome is Loss.STALE and number in world.stale)
-        assert loss or number in world.away | world.stale | world.late
+def ref(offset: int, size: int) -> PayloadRef:
+    return PayloadRef("weir-gateway-01234567-1.1", 0, 1, offset, size)
 
 
-def test_one_piece_is_taken_as_it_came() -> None:
-    plan = FetchPlan(PIECE)
-    number = 1
-    (ask,) = plan.begin(number, ref(PIECE), 0.0)
-    assert isinstance(ask, PieceRequest)
-    data = content_of(ask.piece)
-    (end,) = plan.received(number, 0, data, 0.0)
-    assert isinstance(end, FetchEnd)
-    assert end.outcome is data
+def content(piece: PayloadRef) -> bytes:
+    return bytes((piece.offset + number) % 251 for number in range(piece.size))
 
 
-def test_payloads_take_turns() -> None:
-    plan = FetchPlan(PIECE)
-    plan.begin(1, ref(1000), 0.0)
-    actions = plan.begin(2, ref(PIECE), 0.0)
-    assert [action.fetch for action in actions] == [2], "a large one leaves room for others"
+@pytest.fixture
+def owner() -> Owner:
+    return Owner(FetchPlan(PIECE))
 
 
-def test_a_missing_piece_is_requested_again_until_the_fetch_fails() -> None:
-    plan = FetchPlan(PIECE)
-    number = 1
-    plan.begin(number, ref(PIECE), 0.0)
-    assert plan.tick(RETRY_S / 2, True) == []
-    (again,) = plan.tick(RETRY_S, True)
-    assert isinstance(again, PieceRequest)
-    assert plan.tick(100.0, False) == [], "while the broker is away"
-    assert plan.tick(100.0 + PIECE_TIMEOUT_S, True) == [FetchEnd(number, Loss.UNREACHABLE)]
+@pytest.mark.parametrize("size", [1, PIECE - 1, PIECE, PIECE + 1, 7 * PIECE + 3])
+def test_a_payload_of_any_size_is_put_together(owner: Owner, size: int) -> None:
+    owner.plan.begin(1, ref(64, size))
+    owner.serve_all()
+    assert owner.ends == {1: content(ref(64, size))}
+    assert not len(owner.plan)
+    assert not owner.plan.is_waiting
 
 
-def test_an_owner_without_subscription_may_reconnect_for_a_moment() -> None:
-    plan = FetchPlan(PIECE)
-    number = 1
-    plan.begin(number, ref(PIECE), 1.0)
-    assert plan.no_responder(number, 1.0) == []
-    assert len(plan.tick(1.1, True)) == 1
-    assert plan.no_responder(number, 1.0 + NO_OWNER_TIMEOUT_S) == [FetchEnd(number, Loss.UNREACHABLE)]
+def test_a_bounded_number_of_pieces_is_requested_at_a_time(owner: Owner) -> None:
+    for number in range(3):
+        owner.plan.begin(number, ref(number * 1000, 5 * PIECE))
+    owner.request()
+    assert len(owner.requests) == MAX_OUTSTANDING
+    owner.request()
+    assert len(owner.requests) == MAX_OUTSTANDING
+    owner.serve()
+    assert len(owner.requests) == MAX_OUTSTANDING
+
+
+def test_a_small_payload_does_not_wait_for_a_large_one(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, 50 * PIECE))
+    owner.request()
+    owner.plan.begin(2, ref(9000, 10))
+    served = 0
+    while 2 not in owner.ends:
+        owner.serve()
+        served += 1
+    assert served <= MAX_OUTSTANDING + 2
+
+
+def test_a_payload_that_was_freed_ends_as_stale_and_others_go_on(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, 3 * PIECE))
+    owner.plan.begin(2, ref(9000, 3 * PIECE))
+    owner.request()
+    owner.serve(is_kept=False)
+    owner.serve_all()
+    assert owner.ends == {1: Loss.STALE, 2: content(ref(9000, 3 * PIECE))}
+
+
+def test_an_owner_that_sends_no_piece_says_that_the_payload_was_freed(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, PIECE))
+    owner.request()
+    owner.take(owner.plan.end_piece(is_kept=False))
+    assert owner.ends == {1: Loss.STALE}
+
+
+def test_pieces_of_a_cancelled_fetch_are_thrown_away(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, 9 * PIECE))
+    owner.plan.begin(2, ref(9000, 9 * PIECE))
+    owner.request()
+    owner.plan.cancel(1)
+    owner.serve_all()
+    assert owner.ends == {2: content(ref(9000, 9 * PIECE))}
+    assert owner.sent_bytes <= (9 + MAX_OUTSTANDING) * PIECE
+
+
+def test_a_fetch_goes_on_at_its_offset_after_the_loss_of_a_link(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, 10 * PIECE))
+    owner.request()
+    for _ in range(6):
+        owner.serve()
+    owner.lose_link()
+    assert not owner.ends
+    owner.serve_all()
+    assert owner.ends == {1: content(ref(0, 10 * PIECE))}
+    assert owner.sent_bytes == 10 * PIECE, "nothing came twice"
+
+
+def test_a_piece_that_came_in_part_comes_again(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, PIECE))
+    owner.request()
+    owner.plan.place(PIECE)[:10] = bytes(10)
+    owner.lose_link()
+    owner.serve_all()
+    assert owner.ends == {1: content(ref(0, PIECE))}
+
+
+def test_a_fetch_that_loses_two_links_fails(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, 10 * PIECE))
+    owner.request()
+    owner.lose_link()
+    owner.plan.begin(2, ref(9000, PIECE))
+    owner.request()
+    owner.lose_link()
+    assert owner.ends == {1: Loss.UNREACHABLE}
+    owner.serve_all()
+    assert owner.ends == {1: Loss.UNREACHABLE, 2: content(ref(9000, PIECE))}
+
+
+def test_without_a_link_all_fetches_end(owner: Owner) -> None:
+    owner.plan.begin(1, ref(0, PIECE))
+    owner.plan.begin(2, ref(0, PIECE))
+    owner.take(owner.plan.fail(Loss.NO_ADDRESS))
+    assert owner.ends == {1: Loss.NO_ADDRESS, 2: Loss.NO_ADDRESS}
+    assert owner.plan.requests() == []
+
+
+def test_pieces_that_were_not_requested_are_rejected(owner: Owner) -> None:
+    with pytest.raises(ValueError, match="instead of the next piece"):
+        owner.plan.place(PIECE)
+    with pytest.raises(ValueError, match="was not sent"):
+        owner.plan.end_piece(is_kept=False)
+    owner.plan.begin(1, ref(0, 2 * PIECE))
+    owner.request()
+    with pytest.raises(ValueError, match="was not sent"):
+        owner.plan.end_piece(is_kept=True)
+    with pytest.raises(ValueError, match="instead of the next piece"):
+        owner.plan.place(PIECE + 1)
+    owner.plan.place(PIECE)
+    with pytest.raises(ValueError, match="instead of the next piece"):
+        owner.plan.place(PIECE)
+
+
+def test_whatever_happens_each_fetch_ends_once_with_its_content_or_a_loss() -> None:
+    draw = random.Random(12)
+    for _ in range(300):
+        owner, begun, cancelled, number = Owner(FetchPlan(PIECE)), {}, set(), 0
+        for _ in range(60):
+            action = draw.random()
+            if action < 0.25:
+                number += 1
+                begun[number] = ref(draw.randrange(5000), draw.randint(1, 6 * PIECE))
+                owner.plan.begin(number, begun[number])
+            elif action < 0.3 and begun:
+                chosen = draw.choice(list(begun))
+                cancelled.add(chosen)
+                owner.plan.cancel(chosen)
+            elif action < 0.34:
+                owner.lose_link()
+            elif owner.requests:
+                owner.serve(is_kept=draw.random() < 0.95)
+            owner.request()
+        owner.serve_all()
+        assert not len(owner.plan)
+        assert owner.ends.keys() | cancelled == begun.keys()
+        for which, outcome in owner.ends.items():
+            assert isinstance(outcome, Loss) or outcome == content(begun[which])

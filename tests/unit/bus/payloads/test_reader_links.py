@@ -9,7 +9,7 @@ import pytest
 from tests.support.payload_pairs import Pair, pair, run
 from tests.support.raw_links import RawEnd, proven
 from weir.bus.links.framing import pack_frames
-from weir.bus.payloads.owner_links import LINK_PIECE_BYTES
+from weir.bus.payloads.fetch_plan import PIECE_BYTES
 from weir.bus.payloads.server import MAX_LINK_REQUESTS
 from weir.schemas.wire.transfers import PayloadFetch
 
@@ -62,7 +62,7 @@ def test_more_requests_than_a_reader_may_send_close_the_link() -> None:
 def test_what_is_no_piece_of_this_process_is_freed() -> None:
     async def ask() -> None:
         async with pair() as both:
-            ref, _ = both.payload(3 * LINK_PIECE_BYTES)
+            ref, _ = both.payload(3 * PIECE_BYTES)
             end = await _reader(both)
             for piece in (
                 ref,
@@ -81,23 +81,23 @@ def test_a_payload_that_is_freed_while_it_is_sent_is_reported_as_freed() -> None
     async def ask() -> None:
         async with pair() as both:
             end = await _reader(both)
-            slot = both.arena.allocate(16 * LINK_PIECE_BYTES)
+            slot = both.arena.allocate(16 * PIECE_BYTES)
             assert slot is not None
             slot.view[:] = b"a" * len(slot.view)
             for number in range(16):
-                piece = slot.ref(number * LINK_PIECE_BYTES, LINK_PIECE_BYTES)
+                piece = slot.ref(number * PIECE_BYTES, PIECE_BYTES)
                 end.send(f"1.{number}", PayloadFetch(piece).pack())
             while not both.server.sent_bytes:  # some of it lies in the kernel, which takes no more
                 await asyncio.sleep(0.001)
             slot.free()
-            again = both.arena.allocate(16 * LINK_PIECE_BYTES)
+            again = both.arena.allocate(16 * PIECE_BYTES)
             assert again is not None
             again.view[:] = b"b" * len(again.view)
             verdicts, content = [], b""
             while len(verdicts) < 16:
                 subject, data = await end.frame()
                 if subject == "kept":
-                    assert content == b"a" * LINK_PIECE_BYTES
+                    assert content == b"a" * PIECE_BYTES
                 if subject in ("kept", "freed"):
                     verdicts.append(subject)
                 else:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from weir.bus.payloads.arena import PayloadReader
+from weir.bus.payloads.fetch_plan import Loss
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
 from weir.schemas.wire.messages import BatchEntry, BatchMessage
@@ -64,6 +65,20 @@ def decoded(batch: RunningBatch) -> tuple[list[int], list[InferRequest], list[st
     memory = SharedMemoryIO(SharedMemoryAccess())
     positions, requests, results = decode_batch(batch, PayloadReader(), memory, statistics)
     return positions, requests, ["" if result is None else str(result.error) for result in results]
+
+
+@pytest.mark.parametrize(("loss", "text"), [(Loss.NO_ADDRESS, "--payload-listen"), (Loss.UNREACHABLE, "cancelled")])
+@pytest.mark.parametrize("is_body", [False, True])
+def test_a_request_whose_content_was_not_fetched_fails_and_runs_again_where_that_helps(
+    loss: Loss, text: str, is_body: bool
+) -> None:
+    ref = PayloadRef("weir-gateway-01234567-1.131072", 0, 1, 64, 4)
+    body = pack_body_ref(ref) if is_body else pack_body(InferRequest("m", inputs=[Tensor("A", "UINT8", [1, 4], ref)]))
+    batch = batch_of(body, pack_body(small()))
+    batch.fetched = {ref: loss}
+    positions, _, errors = decoded(batch)
+    assert positions == [1]
+    assert text in errors[0]
 
 
 def test_plain_requests_are_decoded_as_any_other() -> None:

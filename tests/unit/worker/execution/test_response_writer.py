@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from weir.bus.naming.identity import own_id
-from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadReader, StalePayload
+from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTES, PayloadReader, StalePayload
+from weir.bus.payloads.reach import process_reach
 from weir.schemas.core.errors import internal
 from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.messages import BatchEntry, unpack_responses
 from weir.worker.backend_api.interface import Result
-from weir.worker.execution import response_writer
 from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, pack_rows
 
 HERE, ELSEWHERE = own_id("gateway", None), "gateway-01234567-1_1"
@@ -57,10 +57,32 @@ def test_small_outputs_and_those_for_other_hosts_travel_in_the_message(
 
 
 def test_a_response_that_fits_nowhere_is_an_error(writer: ResponseWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_writer, "MAX_INLINE_RESPONSE_BYTES", 10)
+    monkeypatch.setattr(process_reach(), "message_bytes", 10)
     (row,) = unpack_responses(pack_rows(1, [writer.write(entry(), result(bytes(11)))]))[1]
     assert row.error is not None
     assert row.error.message == "the response of 11 bytes is larger than can be sent to the gateway"
+
+
+def test_outputs_that_another_host_can_t_fetch_travel_in_the_message_as_far_as_they_fit(
+    writer: ResponseWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(REMOTE_INLINE_LIMIT_BYTES + 1)
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(ELSEWHERE), result(content))]))[1]
+    assert row.outputs is not None
+    assert isinstance(row.outputs[0].data, PayloadRef)
+    monkeypatch.setattr(process_reach(), "is_served", False)
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(ELSEWHERE), result(content))]))[1]
+    assert row.outputs is not None
+    assert row.outputs[0].data == content
+    monkeypatch.setattr(process_reach(), "message_bytes", len(content) - 1)
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(ELSEWHERE), result(content))]))[1]
+    assert row.error is not None
+    assert row.error.message.endswith(
+        "is larger than can be sent to the gateway, which is on another host: its worker has no --payload-listen"
+    )
+    (row,) = unpack_responses(pack_rows(1, [writer.write(entry(HERE), result(content))]))[1]
+    assert row.outputs is not None
+    assert isinstance(row.outputs[0].data, PayloadRef)
 
 
 def test_an_error_is_written_without_outputs(writer: ResponseWriter) -> None:
@@ -102,7 +124,7 @@ def test_closing_waits_for_readers_and_invalidates_slots(
 def test_rows_that_are_together_too_large_for_a_message_travel_in_several(
     writer: ResponseWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response_writer, "MAX_INLINE_RESPONSE_BYTES", 3000)
+    monkeypatch.setattr(process_reach(), "message_bytes", 3000)
     rows = [writer.write(entry(key=key), result(bytes(1000))) for key in range(5)]
     messages = pack_by_gateway(1, {"near.1": rows, "near.2": rows[:1]})
     assert [gateway for gateway, _ in messages] == ["near.1"] * (len(messages) - 1) + ["near.2"]

@@ -1,4 +1,4 @@
-"""Payloads are fetched on connections between processes, and through the broker where that fails."""
+"""Payloads are fetched on links between processes, which are opened again once; what fails then is a loss."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from weir.bus.links.tcp import TcpListener
 from weir.bus.nats import remote_links
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerRefused
 from weir.bus.nats.remote_links import make_listener
-from weir.bus.payloads import owner_links
-from weir.bus.payloads.fetch_plan import Loss
-from weir.bus.payloads.owner_links import LINK_PIECE_BYTES
+from weir.bus.payloads import fetcher as fetching
+from weir.bus.payloads.fetch_plan import MAX_OUTSTANDING, PIECE_BYTES, Loss
 from weir.schemas.wire.transfers import OwnerAddress
 
 
@@ -56,26 +55,33 @@ def test_payloads_of_all_sizes_are_fetched_concurrently(
 ) -> None:
     async def fetch() -> None:
         async with pair(access_of(certificates) if is_encrypted else NO_ACCESS) as both:
-            await both.connected()
-            by_broker, direct = both.fetcher.fetched_bytes, both.fetcher.direct_bytes
-            sizes = (1, 65_537, LINK_PIECE_BYTES, 5_000_003, 2 * LINK_PIECE_BYTES, 9_999_999)
+            sizes = (1, 65_537, PIECE_BYTES, 5_000_003, 2 * PIECE_BYTES, 9_999_999)
             payloads = [both.payload(size) for size in sizes]
             outcomes = await asyncio.gather(*(both.fetched(ref) for ref, _ in payloads))
             assert outcomes == [content for _, content in payloads]
-            assert both.fetcher.direct_bytes - direct == sum(sizes)
-            assert both.fetcher.fetched_bytes == by_broker
+            assert both.fetcher.fetched_bytes == sum(sizes)
+            assert len(both.fetcher) == 1, "one link for all"
 
     runner(fetch())
 
 
-def test_no_payload_waits_for_a_connection() -> None:
+def test_payloads_of_a_process_without_an_address_can_t_be_fetched() -> None:
     async def fetch() -> None:
         async with pair(listens=False) as both:
-            ref, content = both.payload(300_000)
+            ref, _ = both.payload(300_000)
             for _ in range(3):
-                assert await both.fetched(ref) == content
-            assert both.fetcher.fetched_bytes == 3 * len(content)
-            assert not both.fetcher.direct_bytes
+                assert await both.fetched(ref) is Loss.NO_ADDRESS
+            assert both.fetcher.lost == 3
+            assert not len(both.fetcher)
+
+    run(fetch)
+
+
+def test_an_empty_payload_needs_no_link() -> None:
+    async def fetch() -> None:
+        async with pair(listens=False) as both:
+            ref, _ = both.payload(300_000)
+            assert await both.fetched(ref._replace(size=0)) == b""
 
     run(fetch)
 
@@ -90,10 +96,10 @@ def test_cancelled_fetches_do_not_disturb_others() -> None:
                 other = both.fetcher.fetch(ref, lambda outcome: None)
                 await asyncio.sleep(0)
                 both.fetcher.cancel(number)
-                before = both.fetcher.direct_bytes
                 assert await both.fetched(ref) == content
-                assert both.fetcher.direct_bytes > before, "the link is not closed"
                 both.fetcher.cancel(other)
+            assert both.listener is not None
+            assert len(both.listener._accepted) == 1, "the link was not closed"
 
     run(fetch)
 
@@ -112,26 +118,51 @@ def test_a_payload_that_was_freed_is_stale() -> None:
     run(fetch)
 
 
-def test_the_broker_brings_what_a_connection_broke_off() -> None:
+@pytest.mark.parametrize("cuts", [1, 2])
+def test_a_fetch_goes_on_at_its_offset_on_a_second_link_and_on_no_third(cuts: int) -> None:
     async def fetch() -> None:
         async with pair() as both:
             await both.connected()
             ref, content = both.payload(12_000_000)
+            begun_bytes = both.server.sent_bytes
             coming = asyncio.ensure_future(both.fetched(ref))
-            assert both.listener is not None
-            before = both.server.sent_bytes
-            while both.server.sent_bytes < before + 3 * LINK_PIECE_BYTES:
-                await asyncio.sleep(0)
-            direct = both.fetcher.direct_bytes
-            both.listener.close()
-            assert await coming == content
-            assert both.fetcher.direct_bytes == direct
-            assert both.fetcher.fetched_bytes >= len(content)
+            for _ in range(cuts):
+                before = both.server.sent_bytes
+                while both.server.sent_bytes < before + 2 * PIECE_BYTES:
+                    await asyncio.sleep(0)
+                assert both.listener is not None
+                for link in list(both.listener._accepted):
+                    link.break_off()
+            if cuts == 2:
+                assert await coming is Loss.UNREACHABLE
+            else:
+                assert await coming == content
+                assert both.server.sent_bytes - begun_bytes < 12_000_000 + MAX_OUTSTANDING * PIECE_BYTES
+            assert await both.fetched(ref) == content, "the next one has a link again"
 
     run(fetch)
 
 
-def test_payloads_go_through_the_broker_when_no_listener_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_has_ended_is_unreachable() -> None:
+    async def fetch() -> None:
+        async with pair() as both:
+            await both.connected()
+            ref, _ = both.payload(12_000_000)
+            coming = asyncio.ensure_future(both.fetched(ref))
+            assert both.listener is not None
+            before = both.server.sent_bytes
+            while both.server.sent_bytes < before + 2 * PIECE_BYTES:
+                await asyncio.sleep(0)
+            both.fetcher.bus._callbacks.clear()  # type: ignore[attr-defined]
+            await both.fetcher.replies.start()
+            both.listener.close()
+            assert await coming is Loss.UNREACHABLE
+            assert not len(both.fetcher)
+
+    run(fetch)
+
+
+def test_an_address_where_no_one_listens_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, and nobody listens
         gone = OwnerAddress("127.0.0.1", taken.getsockname()[1], bytes(32))
@@ -140,14 +171,9 @@ def test_payloads_go_through_the_broker_when_no_listener_is_left(monkeypatch: py
             async with pair() as both:
                 monkeypatch.setattr(TcpListener, "address", lambda self, host: gone)
                 ref, content = both.payload(300_000)
+                assert await both.fetched(ref) is Loss.UNREACHABLE
+                monkeypatch.undo()
                 assert await both.fetched(ref) == content
-                links = both.fetcher._links
-                assert links is not None
-                async with asyncio.timeout(10):
-                    while len(links):
-                        await asyncio.sleep(0.001)
-                assert await both.fetched(ref) == content
-                assert not len(links), "not at once again"
 
         run(fetch)
 
@@ -160,15 +186,39 @@ def test_a_fetch_from_a_silent_owner_fails(monkeypatch: pytest.MonkeyPatch) -> N
         mute = OwnerAddress("127.0.0.1", silent.sockets[0].getsockname()[1], bytes(32))
         async with pair() as both:
             monkeypatch.setattr(TcpListener, "address", lambda self, host: mute)
+            ref, _ = both.payload(300_000)
+            assert await both.fetched(ref) is Loss.UNREACHABLE
+        silent.close()
+
+    run(fetch)
+
+
+def test_a_broker_that_is_away_costs_no_fetch() -> None:
+    async def fetch() -> None:
+        async with pair() as both:
+            both.fetcher.bus.is_connected = False  # type: ignore[misc]
+            ref, content = both.payload(300_000)
+            coming = asyncio.ensure_future(both.fetched(ref))
+            await asyncio.sleep(0)
+            both.fetcher.bus.is_connected = True  # type: ignore[misc]
+            assert await coming == content
+
+    run(fetch)
+
+
+def test_beyond_the_most_links_an_idle_one_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "MAX_TCP_LINKS_OPENED", 1)
+
+    async def fetch() -> None:
+        async with pair() as both:
             ref, content = both.payload(300_000)
             assert await both.fetched(ref) == content
-            links = both.fetcher._links
-            assert links is not None
-            async with asyncio.timeout(10):
-                while len(links):
-                    await asyncio.sleep(0.001)
+            elsewhere = ref._replace(segment="weir-gateway-01234567-1.131072")
+            assert await both.fetched(elsewhere) is Loss.UNREACHABLE, "nobody has that name"
+            large, _ = both.payload(9_000_000)
+            both.fetcher.fetch(large, lambda outcome: None)
+            assert await both.fetched(elsewhere) is Loss.UNREACHABLE
             assert await both.fetched(ref) == content
-        silent.close()
 
     run(fetch)
 
@@ -187,14 +237,9 @@ def test_certificates_of_others_are_refused(certificates: Path) -> None:
 
 
 async def _never_connects(both: Pair) -> None:
-    ref, content = both.payload(100_000)
-    assert await both.fetched(ref) == content
-    links = both.fetcher._links
-    assert links is not None
-    async with asyncio.timeout(10):
-        while len(links):
-            await asyncio.sleep(0.001)
-    assert not both.fetcher.direct_bytes
+    ref, _ = both.payload(100_000)
+    assert await both.fetched(ref) is Loss.UNREACHABLE
+    assert not len(both.fetcher)
 
 
 def test_the_certificate_of_another_role_is_rejected(certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +265,14 @@ def test_encryption_without_a_certificate_of_our_own_is_refused(certificates: Pa
         [("{piece}", bytes(100_001)), ("kept", b"{piece}")],
         [("{piece}", bytes(100_000)), ("{piece}", bytes(100_000))],
         [("done.scheduler", b"x")],
-        [("{piece}", bytes(LINK_PIECE_BYTES + 300))],
+        [("{piece}", bytes(PIECE_BYTES + 300))],
     ],
     ids=["no content", "short", "long", "twice", "no subject of pieces", "larger than any piece"],
 )
 def test_an_owner_that_violates_the_protocol_is_disconnected(
     frames: list[tuple[str, bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its payloads come through the broker."""
+    """On both links."""
     secret = new_secret()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -244,23 +289,15 @@ def test_an_owner_that_violates_the_protocol_is_disconnected(
         port = served.sockets[0].getsockname()[1]
         async with pair() as both:
             monkeypatch.setattr(TcpListener, "address", lambda self, host: OwnerAddress("127.0.0.1", port, secret))
-            ref, content = both.payload(100_000)
-            async with asyncio.timeout(20):
-                links = both.fetcher._links
-                assert links is not None
-                assert await both.fetched(ref) == content
-                while not links._links:
-                    await asyncio.sleep(0.001)
-            assert await both.fetched(ref) == content
-            assert not links._links
-            assert not both.fetcher.direct_bytes
+            ref, _ = both.payload(100_000)
+            assert await both.fetched(ref) is Loss.UNREACHABLE
         served.close()
 
     run(fetch)
 
 
 def test_an_owner_that_stops_within_a_piece_costs_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owner_links, "LINK_SILENCE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(fetching, "LINK_SILENCE_TIMEOUT_S", 0.1)
     secret = new_secret()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -276,15 +313,8 @@ def test_an_owner_that_stops_within_a_piece_costs_a_bounded_time(monkeypatch: py
         port = served.sockets[0].getsockname()[1]
         async with pair() as both:
             monkeypatch.setattr(TcpListener, "address", lambda self, host: OwnerAddress("127.0.0.1", port, secret))
-            ref, content = both.payload(100_000)
-            links = both.fetcher._links
-            assert links is not None
-            assert await both.fetched(ref) == content
-            async with asyncio.timeout(20):
-                while not links._links:
-                    await asyncio.sleep(0.001)
-            assert await both.fetched(ref) == content
-            assert not both.fetcher.direct_bytes
+            ref, _ = both.payload(100_000)
+            assert await both.fetched(ref) is Loss.UNREACHABLE
         served.close()
 
     run(fetch)
