@@ -214,18 +214,17 @@ weir.worker.cuda.pinned:MOST_POOL_BYTES | host memory that a worker pins for its
 weir.worker.cuda.graphs:MAX_GRAPHS | CUDA graphs of each of an instance's two sets of buffers | it runs without a graph
 weir.worker.lifecycle.reconciler:MAX_WAITING_OPERATIONS | operations on one model that wait in a worker | requests superseded by a newer one are skipped
 weir.worker.lifecycle.placement:OFFERS_TIMEOUT_S | wait for the other workers' offers before a model that declares needs is placed | the plan is made without those that are missing
-weir.worker.lifecycle.mirror:FILES_AT_A_TIME | files that a worker fetches from NATS at a time | they wait
-weir.worker.lifecycle.downloads:RANGE_BYTES | part of a file that one request to an object store reads | the next request reads the rest
+weir.repository.stores.store:RANGE_BYTES | part of a file that one request to an object store or to NATS reads | the next request reads the rest
 weir.worker.lifecycle.downloads:RANGES_AT_A_TIME | such parts that a worker holds in memory | they wait
-weir.worker.lifecycle.downloads:FILES_AT_A_TIME | files that a worker downloads from object stores at a time | they wait
-weir.worker.lifecycle.downloads:MODELS_AT_A_TIME | models that a worker downloads at a time | they wait, in order
-weir.worker.lifecycle.downloads:MODEL_BYTES_AT_A_TIME | their bytes together | the next one waits; a larger model is downloaded alone
-weir.worker.lifecycle.cloud_mirror:ATTEMPTS | attempts to fetch a model whose objects are replaced meanwhile, or whose store fails | it is UNAVAILABLE, or keeps its version
-weir.worker.lifecycle.cloud_mirror:START_TIMEOUT_S | wait for the listing of an object store at the start | models that were fetched before are loaded
-weir.worker.lifecycle.cloud_mirror:LOOK_TIMEOUT_S | wait for an object store by a load request or a query of the index | the last listing is used
-weir.worker.lifecycle.cloud_mirror:LOOKS_AT_A_TIME | listings of single models at a time | they wait
-weir.worker.lifecycle.cloud_mirror:MAX_SETTLE_LISTINGS | listings of a model that changes all the time | it is fetched as it is
-weir.worker.lifecycle.cloud_mirror:MAX_RETRY_S | time between attempts to read an object store that failed at the start | the attempts go on at this interval
+weir.worker.lifecycle.downloads:FILES_AT_A_TIME | files that a worker downloads at a time | they wait
+weir.worker.lifecycle.downloads:SMALL_MODEL_BYTES | size of a model that is downloaded beside others | larger ones are downloaded one after another
+weir.worker.lifecycle.downloads:SMALL_MODELS_AT_A_TIME | such models that a worker downloads at a time | they wait, in order
+weir.worker.lifecycle.mirror:ATTEMPTS | attempts to fetch a model whose objects are replaced meanwhile, or whose store fails | it is UNAVAILABLE, or keeps its version
+weir.worker.lifecycle.mirror:START_TIMEOUT_S | wait for the listing of a repository that is not local at the start | models that were fetched before are loaded
+weir.worker.lifecycle.mirror:LOOK_TIMEOUT_S | wait for such a repository by a load request or a query of the index | the last listing is used
+weir.worker.lifecycle.mirror:LOOKS_AT_A_TIME | listings of single models at a time | they wait
+weir.worker.lifecycle.mirror:MAX_SETTLE_LISTINGS | listings of a model that changes all the time | it is fetched as it is
+weir.worker.lifecycle.mirror:MAX_RETRY_S | time between attempts to read such a repository that failed at the start | the attempts go on at this interval
 weir.worker.main:EARLY_READY_S | downloads that delay the start of gateways | they start, and the models follow
 weir.repository.stores.cloud:MAX_OBJECTS | objects of a repository in an object store | it can't be read
 weir.repository.stores.credentials:MAX_CREDENTIAL_FILE_BYTES | a file of credentials | the server does not start

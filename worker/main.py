@@ -58,7 +58,7 @@ from weir.worker.ensembles.dependencies import DependencyWatcher
 from weir.worker.execution.instance import ModelEnvironment
 from weir.worker.execution.rate_limiter import rate_limiter_permits
 from weir.worker.execution.shared_memory import SharedMemoryAccess
-from weir.worker.lifecycle import mirror_folder, override_folder
+from weir.worker.lifecycle import model_cache, override_folder
 from weir.worker.lifecycle.coordination import DrainCoordinator, RollingReload
 from weir.worker.lifecycle.loader import LoadPolicy, ModelLoader
 from weir.worker.lifecycle.mirror import CacheOptions, open_mirrors
@@ -126,7 +126,7 @@ async def _work(
         threads_of_a_pool=str(computing_threads()),
         payloads=show_bytes(process_budget().total_bytes),
     )
-    for prefix in (override_folder.PREFIX, mirror_folder.PREFIX, agents.PREFIX):
+    for prefix in (override_folder.PREFIX, model_cache.PREFIX, agents.PREFIX):
         remove_abandoned_folders(prefix)
     worker_id = own_id("worker", settings.worker_id)
     async with AsyncExitStack() as shutdown:
@@ -253,8 +253,8 @@ class _Worker:
             bus,
             settings.model_repositories,
             CacheOptions(folder, settings.model_cache_byte_size),
-            context.background,
-            (settings.repository_poll_secs or None) if mode == "poll" else None,
+            follows=mode == "poll",
+            poll_s=settings.repository_poll_secs or None,
         )
         repository = ModelRepository(paths, settings.model_config_name, settings.model_namespacing)
         ensembles = EnsembleBackend(repository, self.client, self._loop)
@@ -367,7 +367,6 @@ class _Worker:
             self.mirrors.follow(self._background, self._load_fetched)
         if settings.model_control_mode == "poll":
             self.mirrors.follow(self._background, self._poll_fetched)
-            self.mirrors.on_push(self.reconciler.poll_once)
             has_folders = any(isinstance(repository, Path) for repository in settings.model_repositories)
             if settings.repository_poll_secs > 0 and has_folders:
                 polling = self._background.create_task(self.reconciler.poll(settings.repository_poll_secs))
@@ -378,12 +377,9 @@ class _Worker:
         return 0
 
     async def _load(self) -> list[str]:
-        """Fetches the repositories that lie in NATS, lists those in object stores, and loads the models of the start.
-
-        Returns the problems.
-        """
+        """Lists the repositories that are not local, and loads the models of the start. Returns the problems."""
         settings = self._settings
-        await self.mirrors.start(follows=settings.model_control_mode != "none")
+        await self.mirrors.start()
         if self.mirrors.unusable() and settings.exit_on_error is not False:
             return self.mirrors.unusable()
         return await self.reconciler.start(self._background)

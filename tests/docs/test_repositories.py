@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import urllib.request
@@ -90,7 +89,7 @@ def test_a_command_of_the_page(command: str, variables: dict[str, str], tmp_path
         process.terminate()
         _, log = process.communicate(timeout=60)
     assert process.returncode == 0, log
-    assert os.listdir(tmp_path / "data" / "models" / "contents")
+    assert list((tmp_path / "data" / "models").glob("store-*/*/*/files")), "what was fetched is kept"
 
 
 def test_the_file_of_credentials_is_valid() -> None:

@@ -115,15 +115,11 @@ async def _send(pushed: PushedModels, folder: Path, file: PushedFile) -> AsyncIt
 
 
 async def _list(pushed: PushedModels) -> None:
-    for name in await pushed.names():
-        try:
-            found = await pushed.find(name)
-        except WeirError as error:
-            typer.echo(f"{name}: {error.message}")
-            continue
-        if found is not None:
-            files = found[0].files
-            typer.echo(f"{name}: {len(files)} files, {_size(sum(file.size_bytes for file in files))}")
+    for name, model in (await pushed.models()).items():
+        if isinstance(model, WeirError):
+            typer.echo(f"{name}: {model.message}")
+        else:
+            typer.echo(f"{name}: {len(model.files)} files, {_size(sum(file.size_bytes for file in model.files))}")
 
 
 def describe(folder: Path) -> PushedModel:

@@ -9,5 +9,6 @@
 ```
 
 `placement` and `placement_rules` distribute models that declare resource needs, `coordination` has drains and rolling
-reloads, `mirror` and `mirror_folder` keep copies of repositories in NATS, `override_folder` the files of load requests.
+reloads, `mirror`, `downloads` and `model_cache` keep copies of repositories that are not local, `override_folder` the files
+of load requests.
 """

@@ -1,33 +1,28 @@
-"""`Downloads`: copies models from object stores into the cache of this host, in bounded memory.
+"""`Downloads`: copies models from repositories that are not local into the cache of this host, in bounded memory.
 
-A file is read in ranges of `RANGE_BYTES`, several at a time, and written in order, so that the part of a file that a killed
-process has left is continued. Ranges of all files share `RANGES_AT_A_TIME`. Models are admitted in the order of requests,
-and few at a time: those requested first are complete, and can be loaded, while the others download.
+A file is read in ranges, several at a time, which are written where they belong. Ranges of all files share
+`RANGES_AT_A_TIME`. Models are fetched in the order of requests, large ones one after another, small ones beside them: those
+requested first are complete, and can be loaded, while the others download.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from weir.repository.stores.store import ModelStore, StoredFile, StoredModel, StoreError
-from weir.schemas.wire.model_control import PushedFile, PushedModel
-from weir.worker.lifecycle.mirror_folder import HeldContents, MirrorFolder
-from weir.worker.lifecycle.store_cache import PartialFile, StoreCache
+from weir.repository.stores.store import RANGE_BYTES, ModelStore, StoredFile, StoredModel, StoreError
+from weir.worker.lifecycle.model_cache import SHA256_TAG, Draft, ModelCache, checked_digest
 
 logger = logging.getLogger("weir.worker")
-
-RANGE_BYTES = 4 << 20
-"""Bytes that one request reads of a file."""
 
 RANGES_AT_A_TIME = 8
 """Ranges that a worker holds in memory: those it is reading, and those that wait to be written."""
@@ -35,26 +30,16 @@ RANGES_AT_A_TIME = 8
 FILES_AT_A_TIME = 16
 """Files that a worker downloads at a time."""
 
-MODELS_AT_A_TIME = 32
-"""Models that a worker downloads at a time, as long as they are small."""
+SMALL_MODEL_BYTES = 64 << 20
+"""Size up to which a model is downloaded beside others; larger ones are downloaded one after another."""
 
-MODEL_BYTES_AT_A_TIME = 64 << 20
-"""Bytes of the models that a worker downloads at a time; a larger model is downloaded alone."""
+SMALL_MODELS_AT_A_TIME = 32
+"""Such models that a worker downloads at a time."""
 
 REPORT_INTERVAL_S = 5.0
 """Time between two log entries about the progress of downloads."""
 
 _LOCKED_S = 0.2
-_WINDOW = 4
-
-
-@dataclass(frozen=True, slots=True)
-class DownloadSource:
-    """A store, and where its contents are kept."""
-
-    store: ModelStore
-    folder: MirrorFolder
-    cache: StoreCache
 
 
 class Downloads:
@@ -63,160 +48,88 @@ class Downloads:
     def __init__(self) -> None:
         self._ranges = asyncio.Semaphore(RANGES_AT_A_TIME)
         self._files = asyncio.Semaphore(FILES_AT_A_TIME)
-        self._admission = Admission(MODELS_AT_A_TIME, MODEL_BYTES_AT_A_TIME)
+        self._small, self._large = asyncio.Semaphore(SMALL_MODELS_AT_A_TIME), asyncio.Semaphore(1)
         self._without_checksums: set[str] = set()
         self.progress = DownloadProgress()
 
-    async def fetch(self, source: DownloadSource, model: StoredModel) -> None:
-        """Copies the model and installs it in the folder. Raises StoreError and OSError; what was copied is kept."""
+    async def fetch(self, store: ModelStore, cache: ModelCache, model: StoredModel) -> None:
+        """Copies the model and installs it. Raises WeirError and OSError; files that are complete are kept."""
         if model.problem:
             raise StoreError(model.problem)
+        turns = self._small if model.size_bytes <= SMALL_MODEL_BYTES else self._large
         with self.progress.expecting(model.size_bytes):
-            async with self._admission.admit(model.size_bytes):
-                with source.folder.holding() as held:
-                    # All are awaited, also after a failure: none may write after its content is no longer kept.
-                    files = (self._fetch_file(source, model, file, held) for file in model.files)
-                    outcomes = await asyncio.gather(*files, return_exceptions=True)
-                    stored = tuple(_result(outcome) for outcome in outcomes)
-                    await asyncio.to_thread(source.folder.install, PushedModel(model.name, stored))
-                    await asyncio.to_thread(source.cache.save_listing, model)
+            async with turns, _locked(cache, model.name):
+                draft = await asyncio.to_thread(cache.begin, model)
+                missing = draft.missing
+                self.progress.advance(model.size_bytes - sum(file.size_bytes for file in missing))
+                await _together(self._fetch_file(store, draft, file) for file in missing)
+                await asyncio.to_thread(cache.install, draft)
 
-    async def _fetch_file(
-        self, source: DownloadSource, model: StoredModel, file: StoredFile, held: HeldContents
-    ) -> PushedFile:
-        async with self._files:
-            while True:
-                digest = await asyncio.to_thread(source.cache.find, model.name, file, held)
-                if digest is not None:
-                    self.progress.advance(file.size_bytes)
-                    return PushedFile(file.path, file.size_bytes, digest)
-                partial = await asyncio.to_thread(source.cache.open_partial, model.name, file)
-                if partial is not None:
-                    break
-                await asyncio.sleep(_LOCKED_S)
-            with partial:
-                if partial.size_bytes:
-                    logger.info(
-                        "continuing the download of '%s/%s' from %s at byte %d of %d",
-                        model.name,
-                        file.path,
-                        source.store.name,
-                        partial.size_bytes,
-                        file.size_bytes,
-                    )
-                self.progress.advance(partial.size_bytes)
-                await self._download(source, model, file, partial)
-                await self._verify(source, model, file, partial)
-                digest = await asyncio.to_thread(source.cache.complete, model.name, file, partial, held)
-                return PushedFile(file.path, file.size_bytes, digest)
-
-    async def _download(
-        self, source: DownloadSource, model: StoredModel, file: StoredFile, partial: PartialFile
-    ) -> None:
-        reading: deque[asyncio.Task[memoryview]] = deque()
-        start = partial.size_bytes
-        try:
-            while start < file.size_bytes or reading:
-                while start < file.size_bytes and len(reading) < _WINDOW:
-                    end = min(start + RANGE_BYTES, file.size_bytes)
-                    reading.append(asyncio.create_task(self._read(source.store, model.name, file, start, end)))
-                    start = end
-                piece = await reading[0]
-                try:
-                    await asyncio.to_thread(partial.write, piece)
-                finally:
-                    reading.popleft()
-                    self._ranges.release()
-                self.progress.advance(len(piece))
-        finally:
-            for task in reading:
-                task.cancel()
-            for outcome in await asyncio.gather(*reading, return_exceptions=True):
-                if not isinstance(outcome, BaseException):
-                    self._ranges.release()
-
-    async def _read(self, store: ModelStore, model: str, file: StoredFile, start: int, end: int) -> memoryview:
-        """The range. It counts as held until the caller has written it."""
-        await self._ranges.acquire()
-        try:
-            return await store.read(model, file, start, end)
-        except BaseException:
-            self._ranges.release()
-            raise
-
-    async def _verify(self, source: DownloadSource, model: StoredModel, file: StoredFile, partial: PartialFile) -> None:
-        """Compares the content with the tag where that is an MD5.
+    async def _fetch_file(self, store: ModelStore, draft: Draft, file: StoredFile) -> None:
+        """Downloads the file and compares it with its tag where that is a checksum.
 
         Stores also have tags that only look like one, of encrypted objects. So a content that differs is downloaded again,
         and is right if it is the same as before.
         """
-        store = source.store.name
-        if store in self._without_checksums or not partial.differs_from_tag:
-            return
-        first = partial.digest()
-        logger.warning(
-            "'%s/%s' of %s does not match the checksum that its ETag may be; downloading it again",
-            model.name,
-            file.path,
-            store,
-        )
-        await asyncio.to_thread(partial.restart)
-        self.progress.advance(-file.size_bytes)
-        await self._download(source, model, file, partial)
-        if not partial.differs_from_tag:
-            return
-        if partial.digest() != first:
-            await asyncio.to_thread(partial.restart)
-            raise StoreError(
-                f"model repository {store} can't be read: two downloads of object '{model.name}/{file.path}' differ",
-                is_transient=True,
-            )
-        self._without_checksums.add(store)
-        logger.info("the ETags of %s are not checksums: its contents are verified by their size", store)
+        name, part = f"{draft.model.name}/{file.path}", draft.part(file)
+        async with self._files:
+            await self._download(store, draft.model.name, file, part)
+            digest, is_right = await asyncio.to_thread(checked_digest, part, file.tag)
+            if not is_right and file.tag.startswith(SHA256_TAG):
+                raise StoreError(f"the content of file '{file.path}' does not match the hash of the pushed file")
+            if not is_right and store.name not in self._without_checksums:
+                message = "'%s' of %s does not match the checksum that its ETag may be; downloading it again"
+                logger.warning(message, name, store.name)
+                self.progress.advance(-file.size_bytes)
+                first = digest
+                await self._download(store, draft.model.name, file, part)
+                digest, is_right = await asyncio.to_thread(checked_digest, part, file.tag)
+                if not is_right and digest != first:
+                    reason = f"two downloads of object '{name}' differ"
+                    raise StoreError(f"model repository {store.name} can't be read: {reason}", is_transient=True)
+                if not is_right:
+                    self._without_checksums.add(store.name)
+                    logger.info(
+                        "the ETags of %s are not checksums: its contents are verified by their size", store.name
+                    )
+            await asyncio.to_thread(draft.place, file, digest)
+
+    async def _download(self, store: ModelStore, model: str, file: StoredFile, part: Path) -> None:
+        starts = iter(range(0, file.size_bytes, RANGE_BYTES))
+
+        async def download_ranges() -> None:
+            for start in starts:
+                async with self._ranges:
+                    piece = await store.read(model, file, start, min(start + RANGE_BYTES, file.size_bytes))
+                    await asyncio.to_thread(_write, part, piece, start)
+                self.progress.advance(len(piece))
+
+        await _together(download_ranges() for _ in range(RANGES_AT_A_TIME))
 
 
-class Admission:
-    """Admits models in the order of requests: at most `models` at a time, of at most `limit_bytes` together, or one."""
+def _write(part: Path, piece: memoryview, start: int) -> None:
+    # The file is opened here, since a write may end after its task was cancelled.
+    with part.open("r+b") as content:
+        content.seek(start)
+        content.write(piece)
 
-    def __init__(self, models: int, limit_bytes: int) -> None:
-        self._models = models
-        self._limit_bytes = limit_bytes
-        self._admitted = self._admitted_bytes = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    @asynccontextmanager
-    async def admit(self, size_bytes: int) -> AsyncIterator[None]:
-        """Waits until a model of this size is admitted; it leaves with the context."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_bytes, turn))
-        self._admit_next()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._leave(size_bytes)
-            raise
-        try:
-            yield
-        finally:
-            self._leave(size_bytes)
+async def _together(tasks: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Awaits all; after the first failure, which it raises, the others are cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for task in tasks:
+                group.create_task(task)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
-    def _leave(self, size_bytes: int) -> None:
-        self._admitted -= 1
-        self._admitted_bytes -= size_bytes
-        self._admit_next()
 
-    def _admit_next(self) -> None:
-        while self._waiting:
-            size_bytes, turn = self._waiting[0]
-            fits = self._admitted < self._models and self._admitted_bytes + size_bytes <= self._limit_bytes
-            if not turn.cancelled():
-                if self._admitted and not fits:
-                    return
-                self._admitted += 1
-                self._admitted_bytes += size_bytes
-                turn.set_result(None)
-            self._waiting.popleft()
+@contextlib.asynccontextmanager
+async def _locked(cache: ModelCache, name: str) -> AsyncIterator[None]:
+    while (lock := await asyncio.to_thread(cache.lock, name)) is None:
+        await asyncio.sleep(_LOCKED_S)
+    with lock:
+        yield
 
 
 class DownloadProgress:
@@ -237,12 +150,16 @@ class DownloadProgress:
         """Whether models are downloading or wait to be."""
         return self.models > self.models_done
 
-    def expecting(self, size_bytes: int) -> _Expected:
+    @contextlib.contextmanager
+    def expecting(self, size_bytes: int) -> Iterator[None]:
         """A context in which a model of this size is downloaded."""
-        return _Expected(self, size_bytes)
+        self._begin(size_bytes)
+        try:
+            yield
+        finally:
+            self._end()
 
-    def begin(self, size_bytes: int) -> None:
-        """Counts one more model."""
+    def _begin(self, size_bytes: int) -> None:
         if not self.models:
             self._reset()
         self.models += 1
@@ -259,8 +176,7 @@ class DownloadProgress:
         self.done_bytes += size_bytes
         self._show()
 
-    def end(self) -> None:
-        """Counts one model as done, or as failed."""
+    def _end(self) -> None:
         self.models_done += 1
         self._show()
         if self.is_active:
@@ -292,23 +208,3 @@ class DownloadProgress:
             all_mb,
             done_mb / took_s,
         )
-
-
-class _Expected:
-    """A model that is being downloaded, as a context manager."""
-
-    def __init__(self, progress: DownloadProgress, size_bytes: int) -> None:
-        self._progress = progress
-        self._size_bytes = size_bytes
-
-    def __enter__(self) -> None:
-        self._progress.begin(self._size_bytes)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.end()
-
-
-def _result(outcome: PushedFile | BaseException) -> PushedFile:
-    if isinstance(outcome, BaseException):
-        raise outcome
-    return outcome

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 
 from nats.js.api import ObjectMeta, ObjectMetaOptions, ObjectStoreConfig, StorageType
 from nats.js.errors import BadRequestError, BucketNotFoundError, NotFoundError, ObjectNotFoundError
@@ -42,9 +42,17 @@ class PushedModels:
         self._bucket = subjects.repository_bucket(name)
         self._manifests = KvBucket(bus, self._bucket)
 
-    async def names(self) -> list[str]:
-        """The models, sorted by name."""
-        return sorted(map(subjects.untoken, await self._manifests.keys()))
+    async def models(self) -> dict[str, PushedModel | WeirError]:
+        """All models, sorted by name, UNAVAILABLE in place of one whose manifest is malformed."""
+        found: dict[str, PushedModel | WeirError] = {}
+        for key, data in sorted((await self._manifests.values()).items()):
+            if data:
+                name = subjects.untoken(key)
+                try:
+                    found[name] = _unpack(name, data)
+                except WeirError as error:
+                    found[name] = error
+        return found
 
     async def find(self, name: str) -> tuple[PushedModel, int] | None:
         """The model and the revision of its manifest; None without one. Raises UNAVAILABLE for a malformed manifest."""
@@ -52,15 +60,7 @@ class PushedModels:
             data, sequence = await self._manifests.entry(subjects.token(name))
         except NotFoundError:
             return None
-        if not data:
-            return None
-        try:
-            model = PushedModel.unpack(data)
-            if model.name != name:
-                raise MalformedMessage(f"the manifest names model '{model.name}'")
-        except MalformedMessage as error:
-            raise unavailable(f"the manifest of model '{name}' can't be read: {error}; push the model again") from error
-        return model, sequence
+        return (_unpack(name, data), sequence) if data else None
 
     async def write(self, model: PushedModel, last: int) -> None:
         """Replaces the manifest of revision `last` (0: none).
@@ -99,13 +99,12 @@ class PushedModels:
         name = f"{file.digest}.{number}"
         await (await self._store(make=True)).put(name, content, ObjectMeta(name=name, options=options))
 
-    async def pieces(self, file: PushedFile) -> AsyncIterator[bytes]:
-        """The content of the file. Raises UNAVAILABLE if it is not stored."""
-        for number in range(pieces_of(file)):
-            try:
-                yield await self._piece(f"{file.digest}.{number}")
-            except (BucketNotFoundError, NotFoundError, ObjectNotFoundError) as error:
-                raise unavailable(f"the content of file '{file.path}' is not in the repository") from error
+    async def piece(self, file: PushedFile, number: int) -> bytes:
+        """A piece of the file's content. Raises UNAVAILABLE if it is not stored."""
+        try:
+            return await self._piece(f"{file.digest}.{number}")
+        except (BucketNotFoundError, NotFoundError, ObjectNotFoundError) as error:
+            raise unavailable(f"the content of file '{file.path}' is not in the repository") from error
 
     async def _piece(self, name: str) -> bytes:
         """A stored piece. Read again from its start if the same piece was stored again meanwhile."""
@@ -146,9 +145,10 @@ class PushedModels:
 
     async def _used(self) -> Collection[str]:
         used: set[str] = set()
-        for name in await self.names():
-            found = await self.find(name)
-            used |= {file.digest for file in found[0].files} if found is not None else set()
+        for model in (await self.models()).values():
+            if isinstance(model, WeirError):
+                raise model
+            used |= {file.digest for file in model.files}
         return used
 
     async def _store(self, make: bool = False) -> ObjectStore:
@@ -162,6 +162,16 @@ class PushedModels:
                 return await self._bus.jetstream.create_object_store(self._bucket, config)
             except BadRequestError:
                 return await self._bus.jetstream.object_store(self._bucket)
+
+
+def _unpack(name: str, data: bytes) -> PushedModel:
+    try:
+        model = PushedModel.unpack(data)
+        if model.name != name:
+            raise MalformedMessage(f"the manifest names model '{model.name}'")
+    except MalformedMessage as error:
+        raise unavailable(f"the manifest of model '{name}' can't be read: {error}; push the model again") from error
+    return model
 
 
 def pieces_of(file: PushedFile) -> int:

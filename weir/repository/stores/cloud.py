@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -150,6 +150,10 @@ class CloudStore:
             message = f"the store sent {len(content)} bytes of object '{path}' instead of {end - start}"
             raise StoreError(f"model repository {self.name} can't be read: {message}", is_transient=True)
         return content
+
+    async def subscribe(self, on_change: Callable[[str], None]) -> bool:
+        """False: an object store has to be listed."""
+        return False
 
     @asynccontextmanager
     async def _request(self, done: str) -> AsyncIterator[Any]:

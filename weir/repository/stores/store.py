@@ -1,4 +1,4 @@
-"""`ModelStore`: a model repository in an object store, as a mirror of it reads it; and what it reads: `StoredModel`.
+"""`ModelStore`: a model repository that is not local, as a mirror of it reads it; and what it reads: `StoredModel`.
 
 A model's files are all objects below its folder. A change is detected by size and *tag* (the store's ETag, or the time of
 the last modification where a store has none): nothing is downloaded to find out what has changed.
@@ -6,7 +6,7 @@ the last modification where a store has none): nothing is downloaded to find out
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -17,6 +17,10 @@ from weir.schemas.wire.model_control import MAX_PUSHED_FILES, is_inside
 
 FOLDER_MARK = ".folder"
 """The file that stands for an empty folder: a version of an ensemble has no files, and object stores have no folders."""
+
+
+RANGE_BYTES = 4 << 20
+"""Bytes that one request reads of a file; a range begins at a multiple of them."""
 
 
 class StoreError(WeirError):
@@ -63,7 +67,7 @@ class StoredModel(msgspec.Struct, frozen=True):
 
 
 class ModelStore(Protocol):
-    """A repository in an object store: implemented by `weir.repository.stores.cloud.CloudStore`.
+    """A repository in an object store (`weir.repository.stores.cloud.CloudStore`) or in NATS (`PushedStore` of workers).
 
     All methods raise StoreError, whose message names the repository.
     """
@@ -80,6 +84,9 @@ class ModelStore(Protocol):
 
     async def read(self, model: str, file: StoredFile, start: int, end: int) -> memoryview:
         """The bytes of a file from `start` to before `end`."""
+
+    async def subscribe(self, on_change: Callable[[str], None]) -> bool:
+        """Calls `on_change(name)` after a model has changed ("": any may have). Returns False if the store can't tell."""
 
 
 def group_models(objects: Iterable[tuple[str, int, str]], skipped: int = 0) -> dict[str, StoredModel]:
