@@ -27,7 +27,7 @@ import numpy as np
 
 from weir.jobs.formats.input_files import InputFile, open_regular, printable_name, unreadable_file
 from weir.jobs.formats.items import MAX_ITEM_BYTES, DeclaredInput, ItemResult, JobItem, check_names
-from weir.jobs.formats.shards import OutputColumn, WholeShards, columns_of, text_of
+from weir.jobs.formats.shards import OutputColumn, ShardFormat, columns_of, text_of
 from weir.schemas.config.model_config import ModelOutput
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.tensors import (
@@ -212,7 +212,7 @@ MAX_ERROR_LENGTH = 1000
 _EMPTY_STRING = bytes(4)
 
 
-class NumpyShards(WholeShards):
+class NumpyShards(ShardFormat):
     """Shards as `.npz` files."""
 
     suffix = ".npz"
@@ -247,8 +247,13 @@ class NumpyShards(WholeShards):
             numbers: list[int] = _read_array(archive, "item")[_read_array(archive, "failed")].tolist()
         return numbers
 
+    def replace(self, old: BinaryIO, new: BinaryIO, results: Sequence[ItemResult]) -> int:
+        """Implements `ShardFormat`."""
+        by_number = {result.number: result for result in results}
+        return self.write(new, [by_number.get(result.number, result) for result in self.read(old)])
+
     def read(self, file: BinaryIO) -> list[ItemResult]:
-        """Implements `WholeShards`."""
+        """The results in a shard, in order. Raises ValueError or OSError for an invalid shard."""
         with _open_archive(file) as archive:
             arrays = {
                 name.removesuffix(".npy"): _read_array(archive, name.removesuffix(".npy"))

@@ -9,18 +9,18 @@ reads the items of a file with it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from weir.jobs.formats.items import ItemResult, KeptColumn
 from weir.jobs.formats.jsonl import from_bf16, to_bf16
-from weir.jobs.formats.shards import LARGE_SHARD_BYTES, OutputColumn, WholeShards, columns_of, text_of
+from weir.jobs.formats.shards import LARGE_SHARD_BYTES, OutputColumn, ShardFormat, columns_of, text_of
 from weir.runtime.extras import missing_extra
 from weir.schemas.config.model_config import ModelOutput
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
-from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, Tensor, unpack_bytes
+from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, unpack_bytes
 
 _NAMES = {
     "BOOL": "bool_",
@@ -152,12 +152,6 @@ class ColumnValues:
         if most_bytes is not None and self._contents.size_bytes(begin, end) > most_bytes:
             raise ItemTooLarge
         return shape, self._contents.between(begin, end)
-
-
-def rows_of(column: Any, datatype: str) -> Iterator[Row | WeirError | None]:
-    """All values of a column; errors as those of `ColumnValues`."""
-    values = ColumnValues(column, datatype)
-    return map(values.value, range(len(values)))
 
 
 class ItemTooLarge(Exception):
@@ -309,7 +303,7 @@ def _is_binary(types: Any, type: Any) -> bool:
     return bool(types.is_binary(type) or types.is_large_binary(type) or types.is_fixed_size_binary(type))
 
 
-class ParquetShards(WholeShards):
+class ParquetShards(ShardFormat):
     """Shards as Parquet files. The outputs of a failed item are null, `error` is null for the others. The columns that
     results repeat come before the outputs.
     """
@@ -332,6 +326,22 @@ class ParquetShards(WholeShards):
 
     def write(self, file: BinaryIO, results: Sequence[ItemResult]) -> int:
         """Implements `ShardFormat`."""
+        return self._write(file, self._table(results))
+
+    def failed(self, file: BinaryIO) -> list[int]:
+        """Implements `ShardFormat`."""
+        table = self._read(file, ["item", "error"])
+        numbers: list[int] = table.filter(table.column("error").is_valid()).column("item").to_pylist()
+        return numbers
+
+    def replace(self, old: BinaryIO, new: BinaryIO, results: Sequence[ItemResult]) -> int:
+        """Implements `ShardFormat`."""
+        pyarrow, before, after = arrow(), self._read(old, None), self._table(results)
+        is_replaced = pyarrow.compute.is_in(before.column("item"), after.column("item"))
+        kept = before.filter(pyarrow.compute.invert(is_replaced))
+        return self._write(new, pyarrow.concat_tables([kept, after]).sort_by("item"))
+
+    def _table(self, results: Sequence[ItemResult]) -> Any:
         pyarrow = arrow()
         errors: list[WeirError | None] = [None] * len(results)
         columns = columns_of(results, self.outputs, errors, exact=True)
@@ -342,52 +352,17 @@ class ParquetShards(WholeShards):
         ]
         kept = [_kept_array(column, results) for column in self._kept]
         arrays = [arrow_column(column, output.dims) for column, output in zip(columns, self.outputs, strict=True)]
-        table = pyarrow.Table.from_arrays(own + kept + arrays, schema=self._schema)
+        return pyarrow.Table.from_arrays(own + kept + arrays, schema=self._schema)
+
+    def _write(self, file: BinaryIO, table: Any) -> int:
         # A dictionary and the least and largest value of large ones are copies of them, up to six in all.
         has_small = table.nbytes <= LARGE_SHARD_BYTES
-        pyarrow.parquet.write_table(table, file, use_dictionary=has_small, write_statistics=has_small)
-        return len(errors) - errors.count(None)
+        arrow().parquet.write_table(table, file, use_dictionary=has_small, write_statistics=has_small)
+        errors = table.column("error")
+        failures: int = len(errors) - errors.null_count
+        return failures
 
-    def failed(self, file: BinaryIO) -> list[int]:
-        """Implements `ShardFormat`."""
-        table = self._table(file, ["item", "error"])
-        numbers: list[int] = table.filter(table.column("error").is_valid()).column("item").to_pylist()
-        return numbers
-
-    def read(self, file: BinaryIO) -> list[ItemResult]:
-        """Implements `WholeShards`."""
-        table = self._table(file, None)
-        own = [table.column(name).to_pylist() for name in self.own_names]
-        values = [
-            [row for chunk in table.column(output.name).chunks for row in rows_of(chunk, _datatype(output))]
-            for output in self.outputs
-        ]
-        kept = [
-            [row for chunk in table.column(column.name).chunks for row in rows_of(chunk, column.datatype)]
-            for column in self._kept
-        ]
-        results: list[ItemResult] = []
-        for place, (number, source, error) in enumerate(zip(*own, strict=True)):
-            repeated = [
-                Tensor(column.name, column.datatype, (1,), row[1])
-                for column, rows in zip(self._kept, kept, strict=True)
-                if isinstance(row := rows[place], tuple)
-            ]
-            if error is not None:
-                results.append(ItemResult(number, source, None, WeirError(ErrorCode.UNKNOWN, error), repeated))
-                continue
-            tensors: list[Tensor] = []
-            for output, column in zip(self.outputs, values, strict=True):
-                row = column[place]
-                if isinstance(row, WeirError):
-                    raise ValueError(row.message)
-                if row is not None:
-                    shape = row[0] if len(row[0]) == len(output.dims) else (1,)
-                    tensors.append(Tensor(output.name, _datatype(output), shape, row[1]))
-            results.append(ItemResult(number, source, tensors, None, repeated))
-        return results
-
-    def _table(self, file: BinaryIO, names: list[str] | None) -> Any:
+    def _read(self, file: BinaryIO, names: list[str] | None) -> Any:
         pyarrow = arrow()
         table = pyarrow.parquet.ParquetFile(file, pre_buffer=False).read(names, use_threads=False)
         expected = self._schema if names is None else pyarrow.schema([self._schema.field(name) for name in names])

@@ -20,12 +20,19 @@ LARGE_SHARD_BYTES = 24 << 20
 
 
 class ShardFormat(ABC):
-    """Writes and rereads shards. `outputs` are those that the model declares."""
+    """Writes and rereads shards. `outputs` are those that the model declares.
+
+    `own_names` are those that outputs can't have. Raises WeirError (INVALID_ARG) where one has.
+    """
 
     suffix: ClassVar[str]
+    own_names: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, outputs: Sequence[ModelOutput]) -> None:
         self.outputs = outputs
+        for output in outputs:
+            if output.name in self.own_names:
+                raise invalid(f"an output called '{output.name}' can't be written to {self.suffix}: write JSON Lines")
 
     @abstractmethod
     def write(self, file: BinaryIO, results: Sequence[ItemResult]) -> int:
@@ -41,30 +48,6 @@ class ShardFormat(ABC):
 
         Returns how many failures are left. Raises ValueError or OSError for an invalid shard.
         """
-
-
-class WholeShards(ShardFormat):
-    """A format whose shards are written from all their results at once, and are read completely to be changed.
-
-    `own_names` are those that outputs can't have. Raises WeirError (INVALID_ARG) where one has.
-    """
-
-    own_names: ClassVar[tuple[str, ...]]
-
-    def __init__(self, outputs: Sequence[ModelOutput]) -> None:
-        super().__init__(outputs)
-        for output in outputs:
-            if output.name in self.own_names:
-                raise invalid(f"an output called '{output.name}' can't be written to {self.suffix}: write JSON Lines")
-
-    @abstractmethod
-    def read(self, file: BinaryIO) -> list[ItemResult]:
-        """The results in a shard, in order. Raises ValueError or OSError for an invalid shard."""
-
-    def replace(self, old: BinaryIO, new: BinaryIO, results: Sequence[ItemResult]) -> int:
-        """Implements `ShardFormat`."""
-        by_number = {result.number: result for result in results}
-        return self.write(new, [by_number.get(result.number, result) for result in self.read(old)])
 
 
 def text_of(error: WeirError) -> str:

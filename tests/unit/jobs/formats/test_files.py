@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import orjson
@@ -19,10 +18,10 @@ from hypothesis import strategies as st
 from tests.support.gateway.job_models import ALL, InProcess, model, value
 from weir.jobs.formats import files, parquet
 from weir.jobs.formats.files import ItemResult, JobOutput, OutputFormat, open_input
-from weir.jobs.formats.items import declared_inputs
+from weir.jobs.formats.items import DeclaredInput, declared_inputs
 from weir.jobs.formats.jsonl import tensor_of
 from weir.jobs.formats.npy import NumpyShards
-from weir.jobs.formats.parquet import ParquetShards
+from weir.jobs.formats.parquet import ColumnValues
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.core.tensors import Tensor
@@ -65,17 +64,14 @@ def content_of(result: ItemResult) -> Content:
     )
 
 
+def as_inputs(config: ModelConfig) -> dict[str, DeclaredInput]:
+    """What was written as outputs is read as inputs of the same types."""
+    inputs = [output.model_dump(include={"name", "data_type", "dims"}) | {"optional": True} for output in config.output]
+    return declared_inputs(ModelConfig.model_validate({"name": "m", "max_batch_size": 8, "input": inputs}))
+
+
 def read_jsonl(path: Path, config: ModelConfig) -> list[Content]:
-    # What was written as outputs is read as inputs of the same types.
-    declared = declared_inputs(
-        ModelConfig.model_validate(
-            {
-                "name": "m",
-                "max_batch_size": 8,
-                "input": [o.model_dump(include={"name", "data_type", "dims"}) for o in config.output],
-            }
-        )
-    )
+    declared = as_inputs(config)
     found: list[Content] = []
     for line in path.read_bytes().splitlines():
         row = json.loads(line)  # of the parsers, the one that takes infinities and loses no bit
@@ -87,19 +83,32 @@ def read_jsonl(path: Path, config: ModelConfig) -> list[Content]:
     return found
 
 
-def read_with(make: Callable[[Any], NumpyShards | ParquetShards]) -> Callable[[Path, ModelConfig], list[Content]]:
-    def read(path: Path, config: ModelConfig) -> list[Content]:
-        with path.open("rb") as file:
-            return [content_of(result) for result in make(config.output).read(file)]
+def read_parquet(path: Path, config: ModelConfig) -> list[Content]:
+    table = pyarrow.parquet.read_table(path)
+    own = [table.column(name).to_pylist() for name in ("item", "source", "error")]
+    declared = as_inputs(config)
+    columns = [ColumnValues(table.column(name).combine_chunks(), declared[name].datatype) for name in declared]
+    found: list[Content] = []
+    for place, (number, source, error) in enumerate(zip(*own, strict=True)):
+        values = [column.value(place) for column in columns]
+        if error is not None:
+            assert set(values) == {None}
+            found.append((number, source, error))
+            continue
+        tensors = [
+            Tensor(given.name, given.datatype, given.shape_of(row[0]), row[1])  # type: ignore[index]
+            for given, row in zip(declared.values(), values, strict=True)
+        ]
+        found.append(content_of(ItemResult(number, source, tensors, None)))
+    return found
 
-    return read
+
+def read_npz(path: Path, config: ModelConfig) -> list[Content]:
+    with path.open("rb") as file:
+        return [content_of(result) for result in NumpyShards(config.output).read(file)]
 
 
-READERS = {
-    OutputFormat.JSONL: read_jsonl,
-    OutputFormat.NPZ: read_with(NumpyShards),
-    OutputFormat.PARQUET: read_with(ParquetShards),
-}
+READERS = {OutputFormat.JSONL: read_jsonl, OutputFormat.NPZ: read_npz, OutputFormat.PARQUET: read_parquet}
 
 
 def read_back(folder: Path, format: OutputFormat, config: ModelConfig) -> list[Content]:
