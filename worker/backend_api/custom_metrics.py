@@ -36,33 +36,55 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(slots=True, eq=False)
 class _Series:
-    """A series, with the index and number of its values in shared memory, and the processes that hold it."""
+    """A series, with the index and number of its values in shared memory. `holders` is ordered."""
 
     first: int
     count: int
     bounds: tuple[float, ...]
     size_bytes: int
-    holders: list[_Holding] = field(default_factory=list)
+    holders: dict[_Hold, None] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class _Family:
-    """A family of series, and the processes that hold it."""
-
     name: str
     description: str
     kind: int
     series: dict[Labels, _Series] = field(default_factory=dict)
-    holders: list[_Holding] = field(default_factory=list)
+    holders: set[_Hold] = field(default_factory=set)
 
 
 @dataclass(slots=True, eq=False)
-class _Holding:
-    """One process's hold of a family, with the labels of the `series` that it has used."""
+class _Hold:
+    """What keeps a family, and those of its series that were used with it: a process's, or what ended ones have left."""
 
-    family: _Family
     load: LoadMetrics
-    series: set[Labels] = field(default_factory=set)
+    family: _Family
+
+
+class LoadMetrics:
+    """The metrics of one loaded version: what its processes hold, and what ended processes have left."""
+
+    def __init__(self, metrics: ModelMetrics, model: str, version: int) -> None:
+        self._metrics = metrics
+        self.model = model
+        self.version = version
+        self.holds: set[_Hold] = set()
+        self.left: dict[str, _Hold] = {}
+        self.is_closed = False
+
+    @property
+    def fd(self) -> int:
+        """The shared memory of all metrics."""
+        return self._metrics.fd
+
+    def process(self) -> ProcessMetrics:
+        """The metrics of a new process."""
+        return ProcessMetrics(self, self._metrics)
+
+    def close(self) -> None:
+        """Ends all holds of the version, which is unloaded."""
+        self._metrics.end(self)
 
 
 class ModelMetrics:
@@ -102,31 +124,34 @@ class ModelMetrics:
 
     def _snapshot_series(self, family: _Family, labels: Labels, series: _Series) -> dict[str, Any]:
         values = self._numbers.read(series.first, series.count)
-        versions = dict.fromkeys((holding.load.model, holding.load.version) for holding in series.holders)
+        versions = dict.fromkeys((hold.load.model, hold.load.version) for hold in series.holders)
         fields: dict[str, Any] = {"labels": dict(labels), "versions": list(versions)}
         if family.kind == _HISTOGRAM:
             *counts, total = values
             return fields | {"bounds": series.bounds, "counts": [_whole(count) for count in counts], "value": total}
         return fields | {"value": values[0], "changed_s": values[1] if family.kind == _GAUGE else 0.0}
 
-    def hold(self, load: LoadMetrics, name: str, description: str, kind: int) -> _Holding:
+    def hold(self, load: LoadMetrics, name: str, description: str, kind: int) -> _Hold:
         """Lets a process hold a family, which is created if it does not exist. Raises WeirError in Triton's words."""
         if not _NAME.fullmatch(name) or name.startswith(_RESERVED):
             raise internal("Invalid metric name")
         with self._lock:
+            if load.is_closed:
+                raise unavailable("the model is unloaded")
             family = self._families.get(name)
             if family is None:
                 self._reserve(_size(name, description))
                 family = self._families[name] = _Family(name, description, kind)
             elif family.kind != kind:
                 raise invalid("Family name already exists with different type")
-            holding = _Holding(family, load)
-            family.holders.append(holding)
-            return holding
+            hold = _Hold(load, family)
+            family.holders.add(hold)
+            load.holds.add(hold)
+            return hold
 
-    def use(self, holding: _Holding, labels: Mapping[str, str], bounds: Sequence[float] | None) -> _Series:
+    def use(self, hold: _Hold, labels: Mapping[str, str], bounds: Sequence[float] | None) -> _Series:
         """Lets a process hold a series of a family, which is created if it does not exist. Raises as `hold`."""
-        family = holding.family
+        family = hold.family
         for name in labels:
             if not _LABEL.fullmatch(name) or name.startswith(_RESERVED) or (name == "le" and bounds is not None):
                 raise internal("Invalid label name")
@@ -135,45 +160,54 @@ class ModelMetrics:
             raise internal("Bucket Boundaries must be strictly sorted")
         key = tuple(sorted(labels.items()))
         with self._lock:
+            if hold not in family.holders:
+                raise unavailable("the model is unloaded")
             series = family.series.get(key)
             if series is None:
                 count = len(bounds) + 2 if family.kind == _HISTOGRAM else 1 + (family.kind == _GAUGE)
                 size_bytes = _size(*labels, *labels.values()) + count * SIZE
                 self._reserve(size_bytes)
                 series = family.series[key] = _Series(self._allocate(count), count, bounds, size_bytes)
-            if key not in holding.series:
-                holding.series.add(key)
-                series.holders.append(holding)
+            series.holders[hold] = None
             return series
 
-    def release(self, holding: _Holding) -> None:
-        """Ends a hold; removes series and families that no other process holds."""
-        family = holding.family
+    def release(self, hold: _Hold) -> None:
+        """Ends a hold, which the model has dropped; removes series and families that nothing else holds."""
         with self._lock:
-            for key in holding.series:
-                series = family.series[key]
-                series.holders.remove(holding)
-                if not series.holders:
+            self._release(hold, None)
+
+    def leave(self, hold: _Hold) -> None:
+        """Keeps the hold of a process that has ended, merged with what others of its version have left."""
+        with self._lock:
+            heir = hold.load.left.setdefault(hold.family.name, hold)
+            if heir is not hold:
+                self._release(hold, heir)
+
+    def end(self, load: LoadMetrics) -> None:
+        """Ends all holds of a version."""
+        with self._lock:
+            load.is_closed = True
+            for hold in list(load.holds):
+                self._release(hold, None)
+
+    def _release(self, hold: _Hold, heir: _Hold | None) -> None:
+        if hold not in hold.load.holds:
+            return  # its version was unloaded
+        hold.load.holds.remove(hold)
+        family = hold.family
+        for key, series in list(family.series.items()):
+            if hold in series.holders:
+                del series.holders[hold]
+                if heir is not None:
+                    series.holders[heir] = None
+                elif not series.holders:
                     del family.series[key]
                     self._free.setdefault(series.count, []).append(series.first)
                     self._size_bytes -= series.size_bytes
-            holding.series.clear()
-            family.holders.remove(holding)
-            if not family.holders:
-                del self._families[family.name]
-                self._size_bytes -= _size(family.name, family.description)
-
-    def merge(self, holding: _Holding, into: _Holding) -> None:
-        """Moves the series of one hold of a family to another hold of the same family."""
-        with self._lock:
-            for key in holding.series:
-                holders = holding.family.series[key].holders
-                holders.remove(holding)
-                if key not in into.series:
-                    into.series.add(key)
-                    holders.append(into)
-            holding.series.clear()
-            holding.family.holders.remove(holding)
+        family.holders.remove(hold)
+        if not family.holders:
+            del self._families[family.name]
+            self._size_bytes -= _size(family.name, family.description)
 
     def _reserve(self, size_bytes: int) -> None:
         if self._size_bytes + size_bytes > MAX_METRICS_BYTES:
@@ -192,64 +226,6 @@ class ModelMetrics:
         return first
 
 
-class LoadMetrics:
-    """The metrics of one loaded version: what its processes hold, and what ended processes have left."""
-
-    def __init__(self, metrics: ModelMetrics, model: str, version: int) -> None:
-        self._metrics = metrics
-        self._lock = threading.Lock()
-        self._held: set[_Holding] = set()
-        self._left: dict[str, _Holding] = {}
-        self._is_closed = False
-        self.model = model
-        self.version = version
-
-    @property
-    def fd(self) -> int:
-        """The shared memory of all metrics."""
-        return self._metrics.fd
-
-    def process(self) -> ProcessMetrics:
-        """The metrics of a new process."""
-        return ProcessMetrics(self, self._metrics)
-
-    def close(self) -> None:
-        """Ends all holds of the version, which is unloaded."""
-        with self._lock:
-            self._is_closed = True
-            held, self._held = self._held, set()
-            self._left.clear()
-        for holding in held:
-            self._metrics.release(holding)
-
-    def add(self, holding: _Holding) -> None:
-        """Adds a process's hold of a family. Raises WeirError if the version is unloaded."""
-        with self._lock:
-            if not self._is_closed:
-                self._held.add(holding)
-                return
-        self._metrics.release(holding)
-        raise unavailable("the model is unloaded")
-
-    def drop(self, holding: _Holding) -> None:
-        """Ends a hold that the model has dropped."""
-        with self._lock:
-            if holding not in self._held:
-                return
-            self._held.remove(holding)
-        self._metrics.release(holding)
-
-    def leave(self, holding: _Holding) -> None:
-        """Keeps the hold of a process that has ended, merged with those that other processes have left."""
-        with self._lock:
-            if holding not in self._held:
-                return
-            left = self._left.setdefault(holding.family.name, holding)
-            if left is not holding:
-                self._held.remove(holding)
-                self._metrics.merge(holding, into=left)
-
-
 class ProcessMetrics:
     """Handles the requests of one process, which identifies its families by handles. Runs in the event loop.
 
@@ -259,15 +235,13 @@ class ProcessMetrics:
     def __init__(self, load: LoadMetrics, metrics: ModelMetrics) -> None:
         self._load = load
         self._metrics = metrics
-        self._families: dict[int, _Holding] = {}
+        self._families: dict[int, _Hold] = {}
 
     def family(self, handle: int, name: str, description: str, kind: int) -> None:
         """Creates a family for the process, or holds the existing one."""
         if not isinstance(name, str) or not isinstance(description, str) or kind not in range(len(METRIC_KINDS)):
             raise TypeError("a family with fields of other types")
-        holding = self._metrics.hold(self._load, name, description, kind)
-        self._load.add(holding)
-        self._families[handle] = holding
+        self._families[handle] = self._metrics.hold(self._load, name, description, kind)
 
     def metric(
         self, handle: int, labels: Mapping[str, str], bounds: Sequence[float] | None
@@ -283,12 +257,12 @@ class ProcessMetrics:
     def gone(self, handles: Sequence[int]) -> None:
         """Ends the process's holds of these families."""
         for handle in handles:
-            self._load.drop(self._families.pop(handle))
+            self._metrics.release(self._families.pop(handle))
 
     def close(self) -> None:
         """Keeps the holds of the process, which has ended."""
-        for holding in self._families.values():
-            self._load.leave(holding)
+        for hold in self._families.values():
+            self._metrics.leave(hold)
         self._families.clear()
 
 
