@@ -166,7 +166,7 @@ class ModelCache:
             else:
                 draft.digests[file.path] = ""
         with self._lock:
-            self._make_room(sum(file.size_bytes for file in draft.missing))
+            self._make_room(sum(file.size_bytes for file in draft.missing), folder)
             for file in draft.missing:
                 with draft.part(file).open("wb") as part:
                     part.truncate(file.size_bytes)  # so that other downloads count it
@@ -220,28 +220,28 @@ class ModelCache:
         _write(folder / "snapshot.json", msgspec.json.encode(Snapshot(model, draft.digests)))
         _write(folder.parent / "last", folder.name.encode())
         os.utime(folder)
-        self._link(model.name, folder / "files")
+        self._link(model.name, folder)
 
     def remove(self, name: str) -> None:
         """Removes the model, which the repository has no longer."""
         (self._store / name / "last").unlink(missing_ok=True)
         self._link(name, None)
 
-    def _link(self, name: str, files: Path | None) -> None:
+    def _link(self, name: str, folder: Path | None) -> None:
         link = self.models / name
         with contextlib.suppress(FileNotFoundError):
             os.utime(Path(os.readlink(link)).parent)
-        if files is None:
+        if folder is None:
             link.unlink(missing_ok=True)
         else:
-            _point(link, files)
+            _point(link, folder / "files")
         if self._temporary is not None:
             for snapshot in self._unused(_READ_S):
-                self._discard(snapshot)
+                self._discard(snapshot, folder)
 
     # Room
 
-    def _make_room(self, size_bytes: int) -> None:
+    def _make_room(self, size_bytes: int, draft: Path) -> None:
         disk = shutil.disk_usage(self._root)
         if not size_bytes or (not self._limit_bytes and disk.free - size_bytes > disk.total // 10):
             return
@@ -251,7 +251,7 @@ class ModelCache:
         for snapshot in self._unused(_READ_S):
             if room >= 0:
                 return
-            room += self._discard(snapshot)
+            room += self._discard(snapshot, draft)
         if room < 0:
             option = f"--model-cache-byte-size={self._limit_bytes}" if self._limit_bytes else "nine tenths of its disk"
             raise unavailable(f"the model cache is full: it has no room for {size_bytes} bytes within {option}")
@@ -278,12 +278,18 @@ class ModelCache:
             with contextlib.suppress(OSError):
                 os.utime(snapshot)
 
-    def _discard(self, snapshot: Path) -> int:
-        """Removes the snapshot unless a worker uses it by now; returns the bytes that its files took alone."""
-        lock = _lock(snapshot.parent)
-        if lock is None:
+    def _discard(self, snapshot: Path, draft: Path | None = None) -> int:
+        """Removes the snapshot unless a worker uses it by now; returns the bytes that its files took alone.
+
+        `draft` is the snapshot that this worker is at, with the lock of its model.
+        """
+        if snapshot == draft:
             return 0
-        with lock:
+        is_locked = draft is not None and draft.parent == snapshot.parent
+        lock = None if is_locked else _lock(snapshot.parent)
+        if lock is None and not is_locked:
+            return 0
+        with lock or contextlib.nullcontext():
             if snapshot in self._used():
                 return 0
             freed = sum(status.st_size for status in _files(snapshot) if status.st_nlink == 1)

@@ -145,10 +145,9 @@ class PushedModels:
 
     async def _used(self) -> Collection[str]:
         used: set[str] = set()
-        for model in (await self.models()).values():
-            if isinstance(model, WeirError):
-                raise model
-            used |= {file.digest for file in model.files}
+        for name in await self.models():
+            found = await self.find(name)  # as the leader has it: what is deleted is lost
+            used |= {file.digest for file in found[0].files} if found is not None else set()
         return used
 
     async def _store(self, make: bool = False) -> ObjectStore:

@@ -129,6 +129,20 @@ def test_snapshots_that_workers_have_are_kept(tmp_path: Path, monkeypatch: pytes
     assert not files.exists()
 
 
+def test_older_snapshots_of_a_model_make_room_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = ModelCache(ADDRESS, tmp_path, 12)
+    install(cache, a=b"11111", c=b"1")
+    install(cache, a=b"22222", c=b"1")
+    with pytest.raises(WeirError, match="no room for 5 bytes"):
+        install(cache, a=b"33333", c=b"1")
+    monkeypatch.setattr(model_cache, "_READ_S", -60.0)
+    assert install(cache, a=b"33333", c=b"1") == {"a"}
+    assert (cache.models / "m" / "a").read_bytes() == b"33333"
+    complete = tmp_path.glob("store-*/m/*/snapshot.json")
+    assert {(path.parent / "files" / "a").read_bytes() for path in complete} == {b"22222", b"33333"}
+    cache.close()
+
+
 @pytest.mark.parametrize("path", ["../x", "/x", "a/../../x", "", ".", "a//b", "a/", "a\\b", "a\0b", "a\nb", "x" * 2000])
 def test_paths_outside_of_the_folder_are_rejected(tmp_path: Path, path: str) -> None:
     cache = ModelCache(ADDRESS)
