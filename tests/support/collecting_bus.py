@@ -34,7 +34,7 @@ class CollectingBus:
         self.live_layout = LiveLayout()
         self._turn = UnscheduledTurn()
         self.dispatch, self.defer = self._turn.run, self._turn.defer
-        self.links = Links(self, self._turn)
+        self.links = Links(self.publish, self._turn)
         self.published: list[tuple[str, bytes, str]] = []
         self._callbacks: dict[str, Callback] = {}
 
@@ -44,9 +44,6 @@ class CollectingBus:
 
     async def subscribe_with_links(self, subject: str, callback: Callback) -> None:
         await self.subscribe(subject, callback)
-
-    def receive(self, subject: str, data: bytes) -> None:
-        self.deliver(subject, data)
 
     def publish(self, subject: str, data: bytes, reply: str = "") -> None:
         self.published.append((subject, data, reply))

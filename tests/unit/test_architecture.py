@@ -121,7 +121,7 @@ ROOMS = {
         "dispatch",
     ),
     "bus": (
-        "naming turn",
+        "message naming turn",
         "links",
         "nats",
         "observation payloads streams",

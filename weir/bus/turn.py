@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from weir.runtime.containment import call_each
+from weir.runtime.containment import call_each, report
 
 _DISPATCHING = "weir.bus.turn: dispatching messages"
 _DEFERRED = "weir.bus.turn: running a deferred callback"
@@ -36,7 +36,10 @@ class Turn:
             dispatch(*arguments)
             return
         self._is_dispatching = True
-        call_each(_DISPATCHING, (dispatch,), *arguments)
+        try:
+            dispatch(*arguments)
+        except Exception as error:  # noqa: BLE001 - contained: other connections and later messages are not affected
+            report(_DISPATCHING, error)
         while self._deferred:
             deferred, self._deferred = self._deferred, []
             call_each(_DEFERRED, deferred)
@@ -58,18 +61,18 @@ class Turn:
         Messages that it publishes leave in one write, without another turn.
         """
         self._at_end.append(callback)
-        self._schedule()
+        if not self._end_is_due:
+            self._schedule()
 
     def at_write(self, callback: Callable[[], None]) -> None:
         """Calls `callback` when the messages of this turn are to be written."""
         self._writes.append(callback)
-        if not self._is_dispatching:
+        if not self._is_dispatching and not self._end_is_due:
             self._schedule()
 
     def _schedule(self) -> None:
-        if not self._end_is_due:
-            self._end_is_due = True
-            asyncio.get_running_loop().call_soon(self._end)
+        self._end_is_due = True
+        asyncio.get_running_loop().call_soon(self._end)
 
     def _end(self) -> None:
         self._end_is_due = False

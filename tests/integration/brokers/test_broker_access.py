@@ -15,9 +15,9 @@ import pytest
 
 from tests.support.servers.nats import GivenNats, make_certificates
 from tests.support.servers.roles import started
+from weir.bus.message import Message
 from weir.bus.nats.access import BrokerAccess, BrokerRefused, BrokerServer, without_secrets
 from weir.bus.nats.connection import Bus
-from weir.bus.nats.protocol import Message
 from weir.bus.nats.thread_publisher import ThreadPublisher
 
 

@@ -124,7 +124,9 @@ class Link:
 
     def send(self, messages: Sequence[Outgoing]) -> Sent:
         """Sends the messages in order, behind those sent before."""
-        size_bytes = sum([len(data) for _, data in messages])
+        size_bytes = 0
+        for _, data in messages:
+            size_bytes += len(data)
         with self._state:
             if self._phase is _Phase.ENDED:
                 return Sent.REJECTED
@@ -173,7 +175,8 @@ class Link:
                 self._stop_writing()
                 return Sent.BUFFERED
             with self._state:
-                self._buffered_bytes -= sum([len(data) for _, data in self._writing])
+                for _, data in self._writing:
+                    self._buffered_bytes -= len(data)
         call_each(_AFTER_WRITE, waiting, True)
         return Sent.WRITTEN
 

@@ -16,13 +16,14 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from weir.bus.links import folder
 from weir.bus.links.framing import MalformedFrame, Outgoing, pack_subjects, unpack_subjects
 from weir.bus.links.link import Frames, Link, LinkEnd, Sent
+from weir.bus.message import Callback, Message
 from weir.bus.turn import Turn
-from weir.runtime.containment import call_each
+from weir.runtime.containment import call_each, report
 
 logger = logging.getLogger("weir.bus")
 
@@ -48,16 +49,6 @@ LostLink = Callable[[str, LinkEnd], None]
 """Called with the name of the process whose link has ended, and how."""
 
 
-class Carrier(Protocol):
-    """What links need of the bus."""
-
-    def publish(self, subject: str, data: bytes) -> None:
-        """Sends a message, through nats-server where there is no link."""
-
-    def receive(self, subject: str, data: bytes) -> None:
-        """Calls the callback of the subscription to `subject` with a message."""
-
-
 class _Opened(NamedTuple):
     """A link that this process has opened, with the arguments of `Links.connect`."""
 
@@ -68,13 +59,19 @@ class _Opened(NamedTuple):
 
 
 class Links:
-    """The links of one process. Everything but `route` and sending on what it returns runs in the event loop."""
+    """The links of one process. Everything but `route` and sending on what it returns runs in the event loop.
 
-    def __init__(self, carrier: Carrier, turn: Turn) -> None:
-        self._carrier = carrier
+    `publish` sends a message through nats-server where there is no link.
+    """
+
+    def __init__(self, publish: Callable[[str, bytes], None], turn: Turn) -> None:
+        self._publish_one = publish
         self._turn = turn
-        self._own: dict[str, None] = {}  # the subjects on which this process takes messages
+        self._own: dict[str, Callback] = {}  # by the subjects on which this process takes messages
         self._routes: dict[str, Link] = {}
+        self.route = self._routes.get
+        """Returns the link for messages on a subject, None if they go through nats-server. Callable in any thread."""
+        self._on_frames = partial(turn.run, self._receive)
         self._links: dict[str, _Opened] = {}  # by peer
         self._accepted: set[Link] = set()
         self._listener: socket.socket | None = None
@@ -99,9 +96,9 @@ class Links:
             return
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self.accept_waiting)
 
-    def take(self, subject: str) -> None:
-        """Takes messages on `subject` through links, too. The bus has a subscription to it."""
-        self._own[subject] = None
+    def take(self, subject: str, callback: Callback) -> None:
+        """Calls `callback` with messages on `subject` that come through links. The bus has a subscription to it."""
+        self._own[subject] = callback
         for opened in self._links.values():
             self._announce(opened.link)
 
@@ -177,10 +174,6 @@ class Links:
 
     # Messages
 
-    def route(self, subject: str) -> Link | None:
-        """Returns the link for messages on `subject`, None if they go through nats-server. Callable in any thread."""
-        return self._routes.get(subject)
-
     def send(self, subject: str, data: bytes) -> bool:
         """Sends a message within this turn of the event loop; False if there is no link for it."""
         link = self._routes.get(subject)
@@ -204,16 +197,17 @@ class Links:
     def _announce(self, link: Link) -> None:
         link.send([("", pack_subjects(self._own))])
 
-    def _on_frames(self, link: Link, frames: Frames) -> None:
-        self._turn.run(self._receive, link, frames)
-
     def _receive(self, link: Link, frames: Frames) -> None:
         for subject, data in frames:
             if subject:
                 name = subject.decode("utf-8", "replace")
-                if name in self._own:
+                callback = self._own.get(name)
+                if callback is not None:
                     self.received += 1
-                    self._carrier.receive(name, data)
+                    try:
+                        callback(Message(name, "", data, ""))
+                    except Exception as error:  # noqa: BLE001 - contained: an exception affects one message only
+                        report("weir.bus.links: dispatching a message", error)
             elif data:
                 self._on_announcement(link, data)
 
@@ -278,4 +272,4 @@ class Links:
 
     def _publish(self, messages: Iterable[Outgoing]) -> None:
         for subject, data in messages:
-            self._carrier.publish(subject, data)
+            self._publish_one(subject, data)

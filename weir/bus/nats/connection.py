@@ -18,11 +18,12 @@ from weir.bus.nats.jetstream import JetStream  # isort: skip  # imports nats-py 
 from nats.errors import Error as NatsError
 
 from weir.bus.links.links import Links
+from weir.bus.message import Callback, Message
 from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveLayout
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerRefused, BrokerServer, ServerPool, without_secrets
 from weir.bus.nats.dialing import dial
-from weir.bus.nats.protocol import Callback, Message, NatsProtocol
+from weir.bus.nats.protocol import NatsProtocol
 from weir.bus.turn import Turn
 from weir.runtime.containment import call_each, report
 from weir.runtime.log_limiter import LogLimiter
@@ -82,12 +83,11 @@ class Bus:
         self._loss_listeners: list[Callable[[], None]] = []
         self._recoveries: dict[Callable[[], Awaitable[None]], asyncio.Task[None]] = {}
         self._last_refusal: tuple[str, float] = "", 0.0
-        self._receivers: dict[str, Callback] = {}  # of messages that come through links
         self._turn = Turn()
         self.dispatch, self.defer, self.at_turn_end = self._turn.run, self._turn.defer, self._turn.at_end
         self.live_layout = LiveLayout()
         self.jetstream = JetStream(self)
-        self.links = Links(self, self._turn)
+        self.links = Links(self.publish, self._turn)
 
     @classmethod
     async def connect(  # noqa: PLR0913 - the settings of one connection, mostly given by name
@@ -186,20 +186,10 @@ class Bus:
             # The publisher holds the request until its response, and sends it again.
             _limited.warning("dropped", "the broker is away: dropped a message of %d bytes on %s", len(data), subject)
 
-    def receive(self, subject: str, data: bytes) -> None:
-        """Calls the callback of `subscribe_with_links` with a message that came through a link."""
-        callback = self._receivers.get(subject)
-        if callback is not None:
-            try:
-                callback(Message(subject, "", data, ""))
-            except Exception as error:  # noqa: BLE001 - contained: an exception affects one message only
-                report("weir.bus.nats.connection: dispatching a message of a link", error)
-
     async def subscribe_with_links(self, subject: str, callback: Callback) -> None:
         """As `subscribe`, and calls `callback` with messages of processes that have a link to this one, too."""
-        self._receivers[subject] = callback
         await self.subscribe(subject, callback)
-        self.links.take(subject)
+        self.links.take(subject, callback)
 
     async def subscribe(
         self, subject: str, callback: Callback, queue: str = "", drains: bool = False

@@ -30,8 +30,8 @@ from nats.js import JetStreamContext
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from nats.nuid import NUID
 
+from weir.bus.message import Message
 from weir.bus.nats.headers import header_rows, last_header, pack_headers, parse_headers
-from weir.bus.nats.protocol import Message
 from weir.bus.nats.replies import ReplyInbox
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
+from weir.bus.message import Callback, Message
 from weir.bus.nats.access import BrokerRefused, is_refusal
 from weir.bus.turn import Turn
 from weir.runtime.containment import report
@@ -37,24 +36,6 @@ _MAX_LOGGED_ERRORS = 100
 
 class _FramingLost(Exception):
     """It can't be determined where in the received bytes the next message begins."""
-
-
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """A received message. `status` is set in a response of nats-server itself ("503": no subscriber).
-
-    `header_block` holds the encoded headers, b"" without any; `weir.bus.nats.headers` decodes them. Bytes of `subject` and
-    `reply` that are not UTF-8 are U+FFFD here: `weir.bus.naming.reserved_subjects.subject_problem` rejects such a
-    subject, and nothing may be published on it.
-    """
-
-    subject: str
-    reply: str
-    data: bytes
-    status: str
-    header_block: bytes = b""
-
-
-Callback = Callable[[Message], None]
 
 
 def connect_options(name: str, identity: Mapping[str, str] | None = None) -> dict[str, Any]:
@@ -120,9 +101,12 @@ class NatsProtocol(asyncio.Protocol):
         if header_block:
             size = len(header_block)
             line = f"HPUB {subject} {reply} {size} {size + len(data)}\r\n".encode()
-            self.send((line, header_block, data, b"\r\n"))
+            pieces: tuple[bytes, ...] = line, header_block, data, b"\r\n"
         else:
-            self.send((f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"))
+            pieces = f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, b"\r\n"
+        if not self._out:
+            self._turn.at_write(self._flush)
+        self._out += pieces
 
     def send(self, pieces: tuple[bytes, ...]) -> None:
         """Sends protocol lines within this turn of the loop."""

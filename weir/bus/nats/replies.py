@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import TYPE_CHECKING
 
-from weir.bus.nats.protocol import Callback, Message
+from weir.bus.message import Callback, Message
 
 if TYPE_CHECKING:
     from weir.bus.nats.connection import Bus

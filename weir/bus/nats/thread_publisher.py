@@ -84,7 +84,10 @@ class ThreadPublisher:
                 others += linked
             elif sent is Sent.BUFFERED and last:
                 buffering.append(link)
-        _when_written(buffering, partial(self._send_last, others, ends, other_ends, on_sent))
+        if buffering:
+            _when_written(buffering, partial(self._send_last, others, ends, other_ends, on_sent))
+        else:
+            self._send_last(others, ends, other_ends, on_sent, are_written=True)
 
     def _send_last(
         self,

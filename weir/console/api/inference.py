@@ -11,9 +11,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.bus.message import Message
 from weir.bus.naming import subjects
 from weir.bus.nats.headers import pack_headers, parse_headers
-from weir.bus.nats.protocol import Message
 from weir.console.api.acting import MAX_BODY_BYTES, guarded, read_body
 from weir.console.api.context import NO_GATEWAY, ConsoleContext
 from weir.console.api.observed import spans_of

@@ -7,10 +7,10 @@ import secrets
 import time
 from collections.abc import Sequence
 
+from weir.bus.message import Message
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.headers import pack_headers, parse_headers
-from weir.bus.nats.protocol import Message
 from weir.bus.nats.replies import ReplyInbox
 from weir.perf.clients.bodies import infer_body
 from weir.perf.clients.session import Answer, CallFailed, SampleRequest

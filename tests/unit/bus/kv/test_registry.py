@@ -10,8 +10,8 @@ import pytest
 
 from weir.bus.kv import registry
 from weir.bus.kv.registry import RegistryWriter
+from weir.bus.message import Message
 from weir.bus.naming import subjects
-from weir.bus.nats.protocol import Message
 from weir.schemas.wire.registry import ModelRecord, WorkerRecord
 
 

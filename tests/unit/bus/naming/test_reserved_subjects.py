@@ -6,10 +6,10 @@ import inspect
 
 import pytest
 
+from weir.bus.message import Message
 from weir.bus.naming import durable_subjects, subjects
 from weir.bus.naming.permissions import ALL_USERS
 from weir.bus.naming.reserved_subjects import MAX_SUBJECT_LENGTH, RESERVED_TOKENS, may_reply_to, subject_problem
-from weir.bus.nats.protocol import Message
 
 NOT_SUBJECTS = {
     "token",

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.bus.nats.protocol import Message, NatsProtocol
+from weir.bus.message import Message
+from weir.bus.nats.protocol import NatsProtocol
 from weir.bus.turn import Turn
 from weir.runtime import containment
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from weir.bus.message import Message
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
-from weir.bus.nats.protocol import Message, NatsProtocol, connect_options
+from weir.bus.nats.protocol import NatsProtocol, connect_options
 from weir.bus.turn import Turn
 
 

@@ -128,7 +128,7 @@ async def test_a_completion_stays_behind_the_responses_that_a_lost_link_had_not_
         worker.links.listen()
         publisher = ThreadPublisher(worker)  # type: ignore[arg-type]
         for caller, subject in ((gateway, "reply.g"), (scheduler, "done.s")):
-            caller.links.take(subject)
+            caller.links.take(subject, lambda message: None)
             caller.links.connect("w", worker.links.address, ())
         worker.links.accept_waiting()
         link = worker.links.route("reply.g")
