@@ -28,7 +28,7 @@ weir.gateway.http.routing:MAX_SHORT_BODY_BYTES | body of a request that changes 
 weir.http_server.stall_detection:STALL_PERIOD_S | time in which the next 16 KiB of a request must arrive | 408; the connection is closed
 weir.http_server.stall_detection:UNREAD_PERIOD_S | time in which the next 16 KiB of a response must be read; 30 s when memory is short | the stream or connection is closed
 weir.calls.payload_store:SLOT_FROM_BYTES | an HTTP body received in ordinary memory | received in a payload slot
-weir.gateway.http.exchange:SLOT_AFTER_BYTES | part of a body that arrives before it gets a payload slot | ordinary memory
+weir.gateway.http.body:SLOT_AFTER_BYTES | part of a body that arrives before it gets a payload slot | ordinary memory
 weir.http_server.body_reader:DIRECT_FROM_BYTES | rest of a body that the parser passes on in copies | received directly in its payload slot
 weir.gateway.http2.send_buffer:MAX_SENT_FRAME_BYTES | a frame sent over gRPC | several frames
 weir.http_server.connection_cap:MAX_CONNECTIONS | connections of clients to a gateway, over all its ports; at most three quarters of its open files, and of one address three quarters of that | an idle connection ends; without one the new connection is rejected: 503
@@ -40,9 +40,11 @@ weir.gateway.grpc.stream_infer:MAX_STREAM_REQUESTS | requests without a response
 weir.gateway.grpc.stream_infer:MAX_STREAM_REQUEST_BYTES | their messages together | the stream is not read further
 weir.gateway.grpc.messages:MAX_EXPANDED_BYTES | a compressed gRPC message, decompressed | RESOURCE_EXHAUSTED
 weir.http_server.connection:MAX_CHUNKS | chunks of a request's body | 400, and the connection ends
-weir.gateway.http.generate:MAX_UNREAD_BYTES | unread responses of one stream | the connection is closed
-weir.gateway.nats.call:MAX_UNREAD_BYTES | unacknowledged responses to one NATS request | the request ends: 503
+weir.calls.inference.call:MAX_WAITING_BYTES | responses of one request that wait for a client that does not read | the request ends: over HTTP its connection is closed, a gRPC stream is reset, NATS: 503
+weir.calls.inference.call:DRAIN_BYTES | waiting responses that are written in one turn of the event loop | the next turn
+weir.gateway.grpc.stream_infer:_TURN_REQUESTS | requests of a stream whose waiting responses are sent in one turn | the next turn
 weir.gateway.nats.call:ACKNOWLEDGEMENT_TIMEOUT_S | wait for a NATS caller's next acknowledgement | the request ends: 503
+weir.gateway.nats.call:FULL_ACKNOWLEDGEMENT_TIMEOUT_S | the same while more than 16 MiB wait for it | the request ends: 503
 weir.gateway.nats.call:STOP_ACKNOWLEDGEMENT_TIMEOUT_S | the same while the gateway stops | the request ends: 503
 weir.gateway.nats.api_bridge:MAX_IN_FLIGHT | requests to the HTTP API over the bus that a gateway answers at a time | 503
 weir.gateway.nats.api_bridge:MAX_POLLS | long polls over the bus that wait in a gateway | they are answered at once

@@ -23,6 +23,7 @@ from weir.jobs.api.service import JobService
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import Offload
 from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.kserve.regions import FindRegion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +57,8 @@ class GatewayContext:
     ledger: MemoryLedger = field(default_factory=MemoryLedger)
     arriving_slots: MemoryLedger = field(default_factory=MemoryLedger)
     offload: Offload = field(default_factory=Offload)
+
+    @property
+    def find_region(self) -> FindRegion:
+        """Looks up clients' shared memory."""
+        return self.regions.find

@@ -7,90 +7,72 @@ clients query the state and the result over HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 from weir.calls.catalog import Catalog
-from weir.durable.api.acceptance import BROKER_ERRORS, AcceptedRequest
+from weir.calls.inference.call import read_request
+from weir.durable.api.acceptance import BROKER_ERRORS
 from weir.durable.api.async_requests import AsyncRequests
 from weir.durable.api.errors import broker_unavailable, reject_region
 from weir.durable.api.options import AsyncRequestOptions
 from weir.gateway.access import add_parameters
 from weir.gateway.context import GatewayContext
-from weir.gateway.grpc.call import UnaryCall
-from weir.gateway.grpc.codec import (
-    SplitMessage,
-    decode_split,
-    read_version,
-    request_from_message,
-    split_request,
-    write_parameters,
-)
+from weir.gateway.grpc.call import CallMetadata, UnaryCall
+from weir.gateway.grpc.codec import write_parameters
+from weir.gateway.grpc.infer import UNARY, RequestMessage
 from weir.gateway.grpc.messages import Message
-from weir.gateway.grpc.offload import READ_REQUEST, is_long, offload_parts, offloaded_message
 from weir.gateway.grpc.status import call_error
-from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.request_limits import RequestLimits
+from weir.schemas.kserve.regions import FindRegion
 from weir.schemas.kserve.request import build_infer_request
 from weir.schemas.kserve.triton_messages import messages
+
+
+class _StoredRead(NamedTuple):
+    """How a request is read that is stored: no region of a client is there when it runs."""
+
+    catalog: Catalog
+    limits: RequestLimits
+    find_region: FindRegion
 
 
 class AsyncInferHandler:
     """Stores asynchronous requests. An instance is the handler of their calls."""
 
     def __init__(self, context: GatewayContext, async_requests: AsyncRequests) -> None:
-        self._catalog: Catalog = context.catalog
         self._async_requests = async_requests
         self._offload = context.offload
+        self._read_context = _StoredRead(context.catalog, context.limits, reject_region)
 
     def __call__(self, call: UnaryCall, data: Message) -> None:
-        """Checks the request as if it ran now, and stores it. Raises WeirError if it is rejected."""
-        split = split_request(data)
-        if is_long(split):
-            task = asyncio.get_running_loop().create_task(self._read(call, split))
-            call.on_cancel = lambda: _cancel(task)
-            return
-        self._begin(call, *decode_split(split))
+        """Checks the request as if it ran now, and stores it. Raises WeirError for what is no message."""
+        call.keeps_received = True
+        task = asyncio.get_running_loop().create_task(self._store(call, RequestMessage(data)))
+        call.on_cancel = lambda: _cancel(task)
 
-    async def _read(self, call: UnaryCall, split: SplitMessage) -> None:
-        """Has a helper process parse a long message first."""
+    async def _store(self, call: UnaryCall, source: RequestMessage) -> None:
         try:
-            parts = await self._offload.run(READ_REQUEST, offload_parts(split))
-            self._begin(call, *offloaded_message(split, parts))
+            response = await self._stored(call.head, source)
+        except BROKER_ERRORS:
+            _fail(call, broker_unavailable())
         except Exception as error:  # noqa: BLE001 - those without a status are reported
             _fail(call, error)
+        else:
+            call.send(response, is_last=True)
 
-    def _begin(self, call: UnaryCall, message: Any, raw_contents: Sequence[bytes | memoryview]) -> None:
-        version = read_version(message.model_version)
-        served = self._catalog.resolve(message.model_name, version)
-        if served.config.is_decoupled:
-            raise WeirError(
-                ErrorCode.UNSUPPORTED, "ModelInfer RPC doesn't support models with decoupled transaction policy"
-            )
-        headers = call.head.async_headers or ()
-        options = AsyncRequestOptions.of(headers, self._async_requests.rules, served.sticky_header)
-        request = request_from_message(message, raw_contents, find_region=reject_region)
-        if call.head.forwarded:
-            request.parameters = add_parameters(request.parameters, call.head.forwarded)
+    async def _stored(self, head: CallMetadata, source: RequestMessage) -> bytes:
+        served, request = await read_request(UNARY, source, self._read_context, self._offload)
+        options = AsyncRequestOptions.of(head.async_headers or (), self._async_requests.rules, served.sticky_header)
+        if head.forwarded:
+            request.parameters = add_parameters(request.parameters, head.forwarded)
         chunks, header_length = build_infer_request(request)
         options.read_into(request)
         served.normalizer.normalize(request)
-        body = b"".join(chunks)
-        accepting = self._async_requests.acceptance.accept(served, version, str(header_length), body, options)
-        task = asyncio.get_running_loop().create_task(self._respond(call, version, request.id, accepting))
-        call.on_cancel = lambda: _cancel(task)
-
-    async def _respond(self, call: UnaryCall, version: str, id: str, accepting: Awaitable[AcceptedRequest]) -> None:
-        try:
-            accepted = await accepting
-        except BROKER_ERRORS:
-            _fail(call, broker_unavailable())
-            return
-        except Exception as error:  # noqa: BLE001 - those without a status are reported
-            _fail(call, error)
-            return
-        response = messages.ModelInferResponse(model_name=accepted.model, model_version=version, id=id)
+        version, body = request.model_version, b"".join(chunks)
+        accepted = await self._async_requests.acceptance.accept(served, version, str(header_length), body, options)
+        response = messages.ModelInferResponse(model_name=accepted.model, model_version=version, id=request.id)
         write_parameters({"job_id": accepted.id, "job_status": accepted.outcome or "queued"}, response.parameters)
-        call.send(response.SerializeToString(), is_last=True)
+        return bytes(response.SerializeToString())
 
 
 def _fail(call: UnaryCall, error: Exception) -> None:

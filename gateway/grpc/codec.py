@@ -31,7 +31,7 @@ from weir.schemas.core.requests import (
 )
 from weir.schemas.core.tensors import DATATYPES, MAX_ELEMENT_COUNT, ClientRef, Reference, Tensor, pack_bytes
 from weir.schemas.kserve.regions import FindRegion, no_regions, region_parameters
-from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, LongOutputs, classify
+from weir.schemas.kserve.response import classify
 from weir.schemas.kserve.triton_messages import messages
 
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -140,8 +140,8 @@ def response_pieces(
     """The serialized ModelInferResponse with the requested outputs in `raw_output_contents`, in pieces without copies.
 
     `labels` (by output) and `batching` (whether the first dimension is the batch) are used for classification. Raises
-    WeirError (INVALID_ARG) if an output can't be classified, or the message would exceed `MAX_MESSAGE_BYTES`. Raises
-    LongOutputs if a helper process has to classify outputs first, which are then given in `written`.
+    WeirError (INVALID_ARG) if an output can't be classified, or the message would exceed `MAX_MESSAGE_BYTES`. `written` are
+    the outputs that a helper process has classified, by name.
     """
     message = messages.ModelInferResponse(
         model_name=response.model_name, model_version=response.model_version, id=response.id
@@ -154,12 +154,9 @@ def response_pieces(
         wish = wishes.get(tensor.name)
         if wishes and wish is None:
             continue
-        if wish is not None and wish.class_count and tensor.size_bytes > MAX_WRITTEN_BYTES:
-            if written is None:
-                raise LongOutputs
-            tensor = written[tensor.name]
-        elif wish is not None and wish.class_count:
-            tensor = classify(tensor, wish.class_count, batching, labels.get(tensor.name))
+        if wish is not None and wish.class_count:
+            done = written.get(tensor.name) if written else None
+            tensor = done or classify(tensor, wish.class_count, batching, labels.get(tensor.name))
         output = message.outputs.add()
         output.name = tensor.name
         output.datatype = tensor.datatype

@@ -16,6 +16,7 @@ import msgpack
 from weir.gateway.grpc.codec import SplitMessage, decode_split, request_from_message, split_request
 from weir.schemas.core.request_limits import DEFAULT_LIMITS
 from weir.schemas.core.tensors import ClientRef, RegionRef
+from weir.schemas.kserve.offloaded import Job
 from weir.schemas.kserve.triton_messages import messages
 
 READ_REQUEST = "weir.gateway.grpc.offload:read_request"
@@ -28,15 +29,12 @@ _PLACE = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_si
 Part = bytes | memoryview
 
 
-def is_long(split: SplitMessage) -> bool:
-    """Whether a helper process is to parse the message."""
-    return len(split.rest) > LONG_BYTES
-
-
-def offload_parts(split: SplitMessage) -> list[Part]:
-    """The parts for `READ_REQUEST`; raw contents that are split off stay in this process."""
+def read_job(split: SplitMessage) -> Job | None:
+    """The parsing of a long message by `read_request`; None for a short one. Raw contents that are split off stay here."""
+    if len(split.rest) <= LONG_BYTES:
+        return None
     sizes = None if split.raw_contents is None else [len(content) for content in split.raw_contents]
-    return [msgpack.packb(sizes), split.rest]
+    return Job(READ_REQUEST, [msgpack.packb(sizes), split.rest])
 
 
 def offloaded_message(split: SplitMessage, parts: Sequence[memoryview]) -> tuple[Any, Sequence[Part]]:

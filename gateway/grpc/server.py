@@ -27,13 +27,14 @@ from weir.gateway.grpc.admin import (
 from weir.gateway.grpc.async_infer import AsyncInferHandler
 from weir.gateway.grpc.call import CallMetadata, GrpcCall, UnaryCall
 from weir.gateway.grpc.handlers import Handler, Methods, Streaming
-from weir.gateway.grpc.infer import InferSubmitter, infer_methods
+from weir.gateway.grpc.infer import infer_methods
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.options import GrpcOptions
 from weir.gateway.grpc.reflection import reflection_methods
 from weir.gateway.grpc.status import CallError, call_error, shutting_down
 from weir.gateway.grpc.stream_call import StreamCall, StreamHandler
 from weir.gateway.grpc.stream_infer import stream_methods
+from weir.gateway.grpc.templates import MessageTemplateCache
 from weir.gateway.http2.headers import RequestHead
 from weir.gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
 from weir.gateway.http2.protocol import Http2Protocol
@@ -179,7 +180,7 @@ class GrpcServer:
             call.fail(call_error(error, "weir.gateway.grpc.server: handling a call"))
 
     def _make_handlers(self, context: GatewayContext, more_methods: Methods) -> dict[bytes, Handler | Streaming]:
-        requests, compression_level = InferSubmitter(context), self._options.compression_level
+        templates, compression_level = MessageTemplateCache(), self._options.compression_level
         async_handler = None if context.async_requests is None else AsyncInferHandler(context, context.async_requests)
         methods: Methods = {
             **metadata_methods(context),
@@ -187,8 +188,8 @@ class GrpcServer:
             **repository_methods(context),
             **shared_memory_methods(context),
             **settings_methods(context),
-            **infer_methods(requests, compression_level, async_handler),
-            **stream_methods(requests, compression_level),
+            **infer_methods(context, templates, compression_level, async_handler),
+            **stream_methods(context, templates, compression_level),
         }
         handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}
         handlers |= {f"/{name}".encode(): method for name, method in reflection_methods().items()}

@@ -9,23 +9,22 @@ Source of semantics: Triton's gRPC frontend, observed on 2.51.
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain
 
-from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import PendingRequest
+from weir.calls.inference.call import Outcome
+from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.codec import varint
 from weir.gateway.grpc.handlers import Methods, Streaming
-from weir.gateway.grpc.infer import DecodedRequest, InferSubmitter, Reading, encode_pieces
+from weir.gateway.grpc.infer import MessageCall, MessageCodec
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.status import CallError, shutting_down
 from weir.gateway.grpc.stream_call import StreamCall
-from weir.runtime.containment import report
-from weir.schemas.core.errors import WeirError, internal
-from weir.schemas.core.requests import InferRequest, InferResponse
-from weir.schemas.kserve.response import LongOutputs
+from weir.gateway.grpc.templates import MessageTemplateCache
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest
 from weir.schemas.kserve.triton_messages import messages
 
 MAX_STREAM_REQUESTS = 4096
@@ -34,67 +33,105 @@ MAX_STREAM_REQUESTS = 4096
 MAX_STREAM_REQUEST_BYTES = 64 * 1024 * 1024
 """The size of the messages of unanswered requests of one stream."""
 
-_WAITING = "unsent"
-
 _UNREAD_BYTES = 16 * 1024 * 1024
 """Unread responses beyond which no more requests are read from the client."""
 
+_TURN_REQUESTS = 64
+"""Requests whose waiting responses are sent in one turn of the event loop."""
 
-def stream_methods(requests: InferSubmitter, compression_level: int = 0) -> Methods:
+_CODEC = MessageCodec(takes_decoupled=True)
+
+
+def stream_methods(context: GatewayContext, templates: MessageTemplateCache, compression_level: int = 0) -> Methods:
     """The method ModelStreamInfer. Responses are compressed with zlib's `compression_level`."""
 
-    def make_handler(call: StreamCall) -> _InferStream:
+    def make_handler(rpc: StreamCall) -> _InferStream:
         if compression_level:
-            call.compress(compression_level)
-        return _InferStream(call, requests)
+            rpc.compress(compression_level)
+        return _InferStream(rpc, context, templates)
 
     return {"ModelStreamInfer": Streaming(make_handler)}
 
 
-class _StreamRequest:
-    """A request of the stream. Its `responses` wait for those of earlier requests; once it `is_done` there are no more."""
+class _StreamRequest(MessageCall):
+    """One request of the stream, held until its turn unless its model is decoupled."""
 
-    __slots__ = ("is_done", "is_ordered", "pending", "responses", "size_bytes", "waiting", "writing")
+    __slots__ = ("_stream", "size_bytes")
 
-    def __init__(self, size_bytes: int) -> None:
-        self.responses: list[tuple[bytes, ...]] = []
-        self.is_done = False
-        self.is_ordered = True
-        self.pending: PendingRequest | None = None
-        self.size_bytes = size_bytes
-        self.writing: Reading = None  # a helper process that encodes a response; later ones wait for it
-        self.waiting: deque[tuple[InferResponse | WeirError | None, bool]] = deque()
+    def __init__(self, stream: _InferStream, data: Message) -> None:
+        super().__init__(stream.context, _CODEC, stream.templates, stream.rpc, data, stream.rpc.account)
+        self._stream = stream
+        self.size_bytes = len(data)
 
-    @property
-    def held_bytes(self) -> int:
-        """What is charged for its waiting responses."""
-        return sum(map(len, chain.from_iterable(self.responses)))
+    def submit(self, request: InferRequest, packed: bytes | None) -> PendingRequest:
+        """Implements `Call.submit`."""
+        stream = self._stream
+        if stream.rpc.is_draining:
+            raise shutting_down()
+        if self.served.config.is_decoupled:
+            stream.unorder(self)
+        return super().submit(request, packed)
+
+    def keep(self, outcome: Outcome, is_final: bool) -> None:
+        """Implements `Call.keep`. Errors that end the stream do not wait, nor do rejections of decoupled ones."""
+        is_rejected = not self.is_submitted and self.source is not None and self.source.is_decoupled
+        if is_rejected:
+            self._stream.unorder(self)
+        if isinstance(outcome, WeirError) and (is_rejected or self.rpc.head.wants_grpc_errors):
+            self.fail(outcome)
+        else:
+            super().keep(outcome, is_final)
+
+    def send(self, encoded: tuple[bytes, ...] | None, is_final: bool) -> None:
+        """Implements `Call.send`."""
+        pieces: tuple[bytes, ...] = ()
+        if encoded is not None:
+            pieces = stream_response(encoded, is_final)
+        elif self.request.wants_empty_final:
+            pieces = stream_end(self.request)
+        self._stream.send(self, pieces, is_final)
+
+    def fail(self, error: WeirError, is_final: bool = True) -> None:
+        """Implements `Call.fail`."""
+        if self.rpc.head.wants_grpc_errors:
+            self.rpc.fail(CallError.of(error))
+        elif self.is_submitted:
+            self._stream.send(self, stream_error(error.message, self.request, is_final), is_final)
+        else:
+            id = "" if self.source is None else self.source.id
+            self._stream.send(self, stream_rejection(error.message, id), True)
+
+    def overflow(self) -> None:
+        """Implements `Call.overflow`."""
+        self._stream.rpc.exhaust()
 
 
 class _InferStream:
-    """The handler of one call."""
+    """The handler of one call, `rpc`: the order of its requests, and how many it takes."""
 
-    def __init__(self, call: StreamCall, requests: InferSubmitter) -> None:
-        self._call = call
+    def __init__(self, rpc: StreamCall, context: GatewayContext, templates: MessageTemplateCache) -> None:
+        self.rpc = rpc
+        self.context = context
+        self.templates = templates
         self._has_ended = False
         self._open: set[_StreamRequest] = set()
         self._open_bytes = 0
         self._ordered: deque[_StreamRequest] = deque()
-        self._requests = requests
-        self._reading: Reading = None
-        self._waiting_bytes = 0
+        self._is_advancing = False
+        self._reading: _StreamRequest | None = None
 
     # StreamHandler
 
     def on_message(self, message: Message) -> None:
         """Implements `StreamHandler.on_message`."""
-        entry = _StreamRequest(len(message))
-        self._open.add(entry)
-        self._open_bytes += entry.size_bytes
-        self._submit(entry, message)
-        if entry.is_ordered and not self._call.is_closed:
-            self._ordered.append(entry)
-            self._send_in_order()
+        request = _StreamRequest(self, message)
+        self._open.add(request)
+        self._open_bytes += request.size_bytes
+        if self._ordered:
+            request.hold()
+        self._ordered.append(request)
+        request.open()
+        self._reading = request if request.is_reading else None
         self._update_state()
 
     def end(self) -> None:
@@ -112,203 +149,72 @@ class _InferStream:
 
     def closed(self) -> None:
         """Implements `StreamHandler.closed`."""
-        if self._reading is not None:
-            self._reading.cancel()
-        for entry in self._open:
-            if entry.pending is not None:
-                self._requests.cancel(entry.pending)
-            if entry.writing is not None:
-                entry.writing.cancel()
-        self._open.clear()
+        requests, self._open = self._open, set()
         self._ordered.clear()
-        self._release(self._waiting_bytes)
+        for request in requests:
+            request.cancel()
 
     # Requests
 
-    def _submit(self, entry: _StreamRequest, data: Message) -> None:
-        on_response = partial(self._on_response, entry)
-        try:
-            submitted = None
-            if not self._call.is_draining:
-                submitted = self._requests.submit_template(self._call, data, on_response, True)
-            if submitted is not None:
-                entry.is_ordered = not submitted[0].config.is_decoupled
-                entry.pending = submitted[1]
-                return
-            then = partial(self._submit_decoded, entry)
-            self._reading = self._requests.read(data, then, partial(self._read_failed, entry))
-        except WeirError as error:
-            self._reject(entry, error, "")
+    def unorder(self, request: _StreamRequest) -> None:
+        """The request, the latest one, is for a decoupled model: its responses do not wait for those of others."""
+        self._ordered.pop()
+        request.resume()
 
-    def _submit_decoded(self, entry: _StreamRequest, decoded: DecodedRequest) -> None:
-        is_late, self._reading = self._reading is not None, None
-        try:
-            if self._call.is_draining:
-                raise shutting_down()
-            served = self._requests.resolve(decoded.message)
-            entry.is_ordered = not served.config.is_decoupled
-            if is_late and not entry.is_ordered and entry in self._ordered:
-                self._ordered.remove(entry)
-            entry.pending = self._requests.submit(self._call, decoded, served, partial(self._on_response, entry))
-        except WeirError as error:
-            self._reject(entry, error, decoded.message.id)
-        if is_late:
-            self._update_state()
-
-    def _read_failed(self, entry: _StreamRequest, error: WeirError) -> None:
-        self._reading = None
-        self._reject(entry, error, "")
-        self._update_state()
-
-    def _reject(self, entry: _StreamRequest, error: WeirError, request_id: str) -> None:
-        if self._call.head.wants_grpc_errors:
-            self._call.fail(CallError.of(error))
-        else:
-            self._put(entry, stream_rejection(error.message, request_id), is_final=True)
-
-    # Responses
-
-    def _on_response(
-        self,
-        entry: _StreamRequest,
-        served: ServedModel,
-        request: InferRequest,
-        outcome: InferResponse | WeirError | None,
-        is_final: bool,
-    ) -> None:
-        if is_final:
-            entry.pending = None
-        if entry.writing is not None:
-            entry.waiting.append((outcome, is_final))
-            return
-        try:
-            pieces = _pieces(served, request, outcome, is_final)
-        except LongOutputs:
-            self._write(entry, served, request, outcome, is_final)
-            return
-        except WeirError as error:
-            if self._call.head.wants_grpc_errors:
-                self._call.fail(CallError.of(error))
-                return
-            pieces = stream_error(error.message, request, is_final)
-        except Exception as error:  # noqa: BLE001 - reported; the client gets no internals
-            report("weir.gateway.grpc.stream_infer: answering a call", error)
-            pieces = stream_error("internal server error", request, is_final)
-        self._put(entry, pieces, is_final)
-        self._update_state()
-
-    def _write(
-        self,
-        entry: _StreamRequest,
-        served: ServedModel,
-        request: InferRequest,
-        outcome: InferResponse | WeirError | None,
-        is_final: bool,
-    ) -> None:
-        """Has a helper process encode outputs that take long; responses that arrive meanwhile wait."""
-        assert isinstance(outcome, InferResponse)  # noqa: S101 - only that has outputs
-
-        def resume(message: tuple[bytes, ...]) -> None:
-            put(stream_response(message, is_final))
-
-        def put(pieces: tuple[bytes, ...]) -> None:
-            entry.writing = None
-            self._put(entry, pieces, is_final)
-            self._update_state()
-            while entry.waiting and entry.writing is None and not self._call.is_closed:
-                self._on_response(entry, served, request, *entry.waiting.popleft())
-
-        def fail(error: WeirError) -> None:
-            if self._call.head.wants_grpc_errors:
-                self._call.fail(CallError.of(error))
-            else:
-                put(stream_error(error.message, request, is_final))
-
-        try:
-            entry.writing = self._requests.write(served, request, outcome, resume, fail)
-        except WeirError as error:
-            fail(error)
-
-    def _put(self, entry: _StreamRequest, pieces: tuple[bytes, ...], is_final: bool) -> None:
-        if self._call.is_closed:
-            return  # a late response to a cancelled request
+    def send(self, request: _StreamRequest, pieces: tuple[bytes, ...], is_final: bool) -> None:
+        """Sends a message for a request whose turn it is; the last one makes it the turn of the next request."""
         if pieces:
-            size = sum(map(len, pieces))
-            if entry.is_ordered:
-                # It waits for its turn here, and if the client does not read, in the connection's send buffer.
-                if not self._call.account.charge(_WAITING, size, entry):
-                    self._call.exhaust()
-                    return
-                entry.responses.append(pieces)
-                self._waiting_bytes += size
-            else:
-                self._call.send(*pieces)
-        entry.is_done = is_final
-        if not entry.is_ordered:
-            if is_final:
-                self._close(entry)
-        elif self._ordered and self._ordered[0] is entry:
-            self._send_in_order()
+            self.rpc.send(*pieces)
+        if is_final and request in self._open:
+            self._open.remove(request)
+            self._open_bytes -= request.size_bytes
+            if self._ordered and self._ordered[0] is request:
+                self._ordered.popleft()
+                if not self._is_advancing:
+                    self._advance()
+        self._update_state()
 
-    def _send_in_order(self) -> None:
-        while self._ordered:
+    def _advance(self) -> None:
+        """Sends the responses that wait, up to those of the first request that has not ended."""
+        self._is_advancing = True
+        for _ in range(_TURN_REQUESTS):
+            if not self._ordered:
+                break
             first = self._ordered[0]
-            for pieces in first.responses:
-                self._release(sum(map(len, pieces)))
-                self._call.send(*pieces)
-            first.responses = []
-            if self._call.is_closed or not first.is_done:
-                return
-            self._ordered.popleft()
-            self._close(first)
-
-    def _release(self, size_bytes: int) -> None:
-        self._waiting_bytes -= size_bytes
-        self._call.account.release(_WAITING, size_bytes)
-
-    def _close(self, entry: _StreamRequest) -> None:
-        if entry in self._open:
-            self._open.remove(entry)
-            self._open_bytes -= entry.size_bytes
+            first.resume()
+            if self._ordered and self._ordered[0] is first:
+                break
+        else:
+            asyncio.get_running_loop().call_soon(self._advance)
+            return
+        self._is_advancing = False
+        self._update_state()
 
     # The state of the call
 
     def _update_state(self) -> None:
         """Ends the call when all requests are answered; otherwise pauses or resumes reading by the room that is left."""
-        call = self._call
-        if call.is_closed:
+        rpc = self.rpc
+        if rpc.is_closed or self._is_advancing:
             return
         if not self._open and self._has_ended:
-            call.finish()
-        elif not self._open and call.is_draining:
-            call.fail(CallError.of(shutting_down()))
-        elif call.is_on_hold != self._is_full:
-            if call.is_on_hold:
-                call.resume()
+            rpc.finish()
+        elif not self._open and rpc.is_draining:
+            rpc.fail(CallError.of(shutting_down()))
+        elif rpc.is_on_hold != self._is_full:
+            if rpc.is_on_hold:
+                rpc.resume()
             else:
-                call.hold()
+                rpc.hold()
 
     @property
     def _is_full(self) -> bool:
         return (
-            self._reading is not None  # the next message must not overtake it
+            (self._reading is not None and self._reading.is_reading)  # the next message must not overtake it
             or len(self._open) >= MAX_STREAM_REQUESTS
             or self._open_bytes >= MAX_STREAM_REQUEST_BYTES
-            or self._call.unsent_bytes > _UNREAD_BYTES
+            or self.rpc.unsent_bytes > _UNREAD_BYTES
         )
-
-
-def _pieces(
-    served: ServedModel, request: InferRequest, outcome: InferResponse | WeirError | None, is_final: bool
-) -> tuple[bytes, ...]:
-    """The message for a response, in pieces; no pieces if nothing is to be sent."""
-    if isinstance(outcome, InferResponse):
-        return stream_response(encode_pieces(served, request, outcome), is_final)
-    if outcome is not None:
-        raise outcome
-    if not served.config.is_decoupled:
-        raise internal("expected a single response, got 0")
-    return stream_end(request) if request.wants_empty_final else ()
 
 
 _RESPONSE_TAG = b"\x12"  # ModelStreamInferResponse.infer_response: field 2, length-delimited

@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from weir.bus.streams.stored_objects import CorruptObject
-from weir.calls.catalog import ServedModel
+from weir.calls.inference.call import read_request
+from weir.calls.inference.documents import JSON, Document, ReadRules
 from weir.durable.api.async_requests import AsyncRequests
 from weir.durable.api.errors import StatusError, reject_region
 from weir.durable.api.lookup import AsyncRequestState
@@ -46,16 +47,9 @@ from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_mem
 from weir.http_server.routing import Route
 from weir.runtime.offload import takes_long
 from weir.schemas.core.errors import ErrorCode, WeirError
-from weir.schemas.core.requests import InferRequest, Parameters
-from weir.schemas.kserve.offloaded import (
-    ADD_PARAMETERS,
-    READ_JSON,
-    add_parameters,
-    json_job,
-    outline_document,
-    parameters_job,
-)
-from weir.schemas.kserve.request import parse_header_length, parse_infer_request, parse_raw_request, read_document
+from weir.schemas.core.requests import Parameters
+from weir.schemas.kserve.offloaded import add_parameters, parameters_job
+from weir.schemas.kserve.request import parse_header_length
 from weir.schemas.kserve.response import error_body
 from weir.schemas.wire.terminal import Outcome
 
@@ -191,13 +185,14 @@ async def accept(context: GatewayContext, async_requests: AsyncRequests, request
     forwarded = _forwarded(context, request)
     if forwarded:
         header_length, body = await _with_parameters(context, header_length, body, forwarded)
-    parsed = await _parsed(context, served, (name, version), header_length, body)
+    document, rules = Document(served, name, version, body, header_length), ReadRules(context.limits, reject_region)
+    _, parsed = await read_request(JSON, document, rules, context.offload)
     options.read_into(parsed)
     served.normalizer.normalize(parsed)  # raises as the synchronous route would
     accepted = await async_requests.acceptance.accept(served, version, header_length, body, options)
-    document = {"id": accepted.id, "model": accepted.model, "status": accepted.outcome or "queued"}
+    answer = {"id": accepted.id, "model": accepted.model, "status": accepted.outcome or "queued"}
     return Response(
-        orjson.dumps(document),
+        orjson.dumps(answer),
         202,
         {
             "Location": f"/v2/jobs/{accepted.id}",
@@ -220,22 +215,6 @@ async def _body(context: GatewayContext, request: Request) -> bytes:
     return bytes(inflation.content)
 
 
-async def _parsed(
-    context: GatewayContext, served: ServedModel, target: tuple[str, str], header_length: str | None, body: bytes
-) -> InferRequest:
-    """The request in `body` for `target` (model, version). Raises the WeirError of the synchronous route."""
-    name, version = target
-    length = None if header_length is None else parse_header_length(header_length)
-    if length == 0:
-        return parse_raw_request(name, version, body, served.config, context.limits)
-    json_bytes, view = len(body) if length is None else length, memoryview(body)
-    if json_bytes <= len(body) and takes_long(view[:json_bytes]):
-        job = json_job(name, version, view[:json_bytes], len(body) - json_bytes, context.limits)
-        document = outline_document(await context.offload.run(READ_JSON, job))
-        return read_document(name, version, document, view[json_bytes:], context.limits, reject_region)
-    return parse_infer_request(name, version, body, length, context.limits, reject_region)
-
-
 def _forwarded(context: GatewayContext, request: Request) -> Parameters:
     connection: HttpConnection | None = request.scope.get(CONNECTION_KEY)
     if connection is None or connection.raw_headers is None:
@@ -252,10 +231,10 @@ async def _with_parameters(
         return header_length, body  # there is no JSON to add to; an error in it is reported later
     job = parameters_job(memoryview(body)[:length], forwarded)
     if takes_long(memoryview(body)[:length]):
-        (part,) = await context.offload.run(ADD_PARAMETERS, job)
+        (part,) = await context.offload.run(*job)
         text = bytes(part)
     else:
-        (text,) = add_parameters([memoryview(part) for part in job])
+        (text,) = add_parameters([memoryview(part) for part in job.parts])
     if not text:
         return header_length, body
     return (None if header_length is None else str(len(text))), text + body[length:]

@@ -1,8 +1,7 @@
-"""`InferExchange`: one request on the infer route and its response, without ASGI.
+"""`InferExchange`: one request on the infer route and its response, without ASGI: the `Call` of HTTP.
 
-The body is received directly into the memory from which it will be read: a shared-memory slot if it is large, placed so
-that the tensors behind the JSON header are aligned. A thread compresses large bodies, and a helper process
-(`weir.runtime.offload`) reads and writes large JSON. Meanwhile later requests of the connection wait.
+The head may reject a request before its body has arrived. A small body that arrives at once is used where it is; any other
+has a `RequestBody`. A thread compresses large responses. Later requests of the connection wait until this one is answered.
 """
 
 from __future__ import annotations
@@ -10,228 +9,125 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
-from weir.bus.payloads.arena import ALIGNMENT_BYTES, Slot
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import PendingRequest
+from weir.calls.inference.call import Call, Ready
+from weir.calls.inference.documents import JSON, Body, Document, Encoded
 from weir.calls.payload_store import SLOT_FROM_BYTES
 from weir.calls.request_headers import DEADLINE_HEADER, read_deadline_ms
-from weir.calls.request_templates import RequestTemplate
 from weir.calls.tracing import NOT_TRACED, Sampling
 from weir.gateway.access import add_parameters
 from weir.gateway.admin.load_report import REQUEST_HEADER, RESPONSE_HEADER
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.compression import (
-    IN_PLACE_BYTES,
-    BodyInflation,
-    deflate,
-    is_compressed,
-    response_encoding,
-)
-from weir.gateway.inflation import inflate
+from weir.gateway.http.body import RequestBody
+from weir.gateway.http.compression import IN_PLACE_BYTES, deflate, is_compressed, response_encoding
 from weir.http_server.asgi import raw_error_response
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import no_memory
-from weir.runtime.containment import contained
-from weir.runtime.offload import takes_long
-from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.request_limits import raw_too_large, too_large
-from weir.schemas.core.requests import InferRequest, InferResponse
-from weir.schemas.core.tensors import Tensor
-from weir.schemas.kserve.offloaded import (
-    READ_JSON,
-    WRITE_OUTPUTS,
-    OutputWish,
-    json_job,
-    long_wishes,
-    outline_document,
-    write_job,
-    written_outputs,
-)
-from weir.schemas.kserve.request import (
-    is_header_length,
-    parse_header_length,
-    parse_infer_request,
-    parse_raw_request,
-    read_document,
-)
-from weir.schemas.kserve.response import LongOutputs, build_infer_response
+from weir.schemas.core.requests import InferRequest
 
 _OK = b"HTTP/1.1 200 OK\r\n"
+_OK_JSON = _OK + b"Content-Type: application/json\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_LIMIT_BYTES = 64 * 1024
 
-SLOT_AFTER_BYTES = 16 * 1024
-SLOT_AFTER_SHARE = 8
-"""A body gets a payload slot, which reserves memory for all of it, only after this many bytes have arrived, and an eighth
-(one of `SLOT_AFTER_SHARE` parts) of its announced size. Until then it is kept in ordinary memory."""
+_HEADER_LENGTH = b"inference-header-content-length"
+_LONGEST_LENGTH = 19  # digits of a number that `parse_header_length` takes
 
-_BODY = "http"
-_DECOMPRESSED = "decompressed"
-_UNSENT = "unsent"
+_BINARY_HEAD = b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n"
 
 
-class InferExchange:
+class InferExchange(Call):
     """One request for `model`, whose head `connection` has just parsed, and its response."""
 
     __slots__ = (
+        "_accept_encoding",
         "_announced",
-        "_context",
+        "_connection",
+        "_encoding",
         "_expects_continue",
-        "_held_bytes",
-        "_inflated_bytes",
-        "_job",
-        "_memory",
+        "_fields",
+        "_header_length",
+        "_headers",
+        "_is_active",
+        "_json_bytes",
         "_model",
-        "_on_complete",
-        "_padding",
-        "_pending",
         "_raw_headers",
-        "_received",
         "_received_ns",
-        "_request",
-        "_slot",
-        "_slot_after",
-        "_slot_bytes",
-        "_sticky",
-        "_transport",
+        "_sampling",
         "_version",
-        "accept_encoding",
+        "binary_head",
         "body",
-        "deadline",
-        "disconnected",
-        "encoding",
-        "header_length",
-        "is_active",
+        "content",
         "keep_alive",
-        "load_format",
         "more_body",
         "rejection",
         "response_complete",
-        "traceparent",
-        "tracestate",
+        "status_of",
     )
 
-    def __init__(
+    services: GatewayContext
+
+    def __init__(  # noqa: PLR0913 - runs for every request: an object for its arguments would cost as much
         self,
         context: GatewayContext,
         connection: HttpConnection,
         model: str,
         version: str,
         keep_alive: bool,
+        fields: dict[bytes, bytes],
     ) -> None:
-        self._context = context
-        self._announced = 0
-        self._expects_continue = False
-        self._held_bytes = 0
-        self._inflated_bytes = 0
-        self._memory = connection.memory
-        self._job: asyncio.Future[Any] | None = None  # work in a thread or a helper process
+        """`fields` are the headers, the last one of each name."""
+        super().__init__(context, JSON, connection.memory.account)
+        self._connection = connection
+        self._headers = connection.headers
         self._raw_headers = connection.raw_headers
-        self._transport = connection.transport
         self._model = model
         self._version = version
-        self._on_complete = connection.on_response_complete
-        self._pending: PendingRequest | None = None
-        self._slot: Slot | None = None
-        self._slot_after = 0  # bytes of the body after which it gets a slot; 0: never
-        self._slot_bytes = 0  # charged for the slot while the body arrives
-        self._sticky: dict[bytes, bytes] = {}  # all headers, while some model's traffic depends on one
-        self._padding = 0
-        self._received = 0
-        self.accept_encoding = b""
         self._received_ns = time.time_ns() if context.inference.tracing.is_on else 0
-        self.is_active = False
-        self.body: Any = b""
-        self.deadline: bytes | None = None
-        self.disconnected = False
+        self._sampling: Sampling = NOT_TRACED
+        self._is_active = False
+        self.binary_head = _BINARY_HEAD
+        """The header lines of a response with binary tensors, for the length of its JSON header."""
+        self.body: RequestBody | None = None
+        self.content: Body = b""
+        """The complete body."""
         self.keep_alive = keep_alive
         self.more_body = True
-        self.response_complete = False
-        self.header_length: str | None = None
-        self.load_format: bytes | None = None
-        self.encoding = b""
-        self.traceparent = ""
-        self.tracestate = ""
         self.rejection: WeirError | None = None
-        self._read_headers(connection.headers)
-
-    def _read_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        fields = dict(headers)  # the last of each name counts
-        length = int(fields.get(b"content-length", 0))  # the parser accepts digits only
-        header_length = fields.get(b"inference-header-content-length")
-        if header_length is not None:
-            self.header_length = header_length.decode("latin-1")
-        self.accept_encoding = fields.get(b"accept-encoding", b"")
-        self.encoding = fields.get(b"content-encoding", b"").strip().lower()
-        if b"traceparent" in fields:
-            self.traceparent = fields[b"traceparent"].decode("latin-1")
-        if b"tracestate" in fields:
-            self.tracestate = b",".join(value for name, value in headers if name == b"tracestate").decode("latin-1")
-        self.deadline = fields.get(DEADLINE_HEADER)
-        self.load_format = fields.get(REQUEST_HEADER)
-        if self._context.catalog.sticky_headers:
-            self._sticky = fields
+        self.response_complete = False
+        self.status_of: Callable[[WeirError], int] | None = None
+        """The status of errors, if it is not Triton's."""
+        self._fields = fields
+        self._accept_encoding = fields.get(b"accept-encoding", b"")
+        self._encoding = fields.get(b"content-encoding", b"").strip().lower()
         self._expects_continue = fields.get(b"expect", b"").lower() == b"100-continue"
-        self._admit(length)
+        header = self._header_length = fields.get(_HEADER_LENGTH)
+        self._json_bytes = -1  # of a plain body with binary tensors; otherwise these are built from all of it
+        if header is not None and not self._encoding and len(header) <= _LONGEST_LENGTH and header.isdigit():
+            self._json_bytes = int(header)
+        length = self._announced = int(fields.get(b"content-length", 0))  # the parser accepts digits only
+        if length > min(SLOT_FROM_BYTES, context.limits.input_size) or context.inference.backpressure.active:
+            self._admit(length)
 
     def _admit(self, length: int) -> None:
         """Rejects the request by its head, or plans where its body, of the announced `length`, is received."""
-        if length > self._context.limits.input_size:
+        context = self.services
+        if length > context.limits.input_size:
             self._reject_size(length)
             return
-        shut = self._context.inference.backpressure.active
-        rejection = early_rejection(self._context, self._model, self._version) if shut else None
+        shut = context.inference.backpressure.active
+        rejection = early_rejection(context, self._model, self._version) if shut else None
         if rejection is None and length > SLOT_FROM_BYTES:
-            self._plan_slot(length)
-            rejection = self._rejection_for_size(length)
-        self._announced = length
+            body = self.body = RequestBody(self._connection.memory, context.payloads, length)
+            if 0 <= self._json_bytes <= length:
+                body.plan_slot(self._json_bytes)
+            rejection = body.rejection()
         if rejection is not None:
             self._reject_early(rejection)
-
-    def _plan_slot(self, length: int) -> None:
-        header = self.header_length
-        if self.encoding or header is None or not is_header_length(header) or int(header) > length:
-            return  # compressed, or JSON only: its tensors are built from it
-        self._padding = -int(header) % ALIGNMENT_BYTES
-        self._slot_after = max(SLOT_AFTER_BYTES, length // SLOT_AFTER_SHARE)
-
-    def _rejection_for_size(self, length: int) -> WeirError | None:
-        """The error for a body of this announced size if memory has no room for it now. Charges nothing yet."""
-        account = self._memory.account
-        if account.fits(length) or (self._slot_after and self._memory.slots.fits(_slot_size(length + self._padding))):
-            return None
-        account.refuse(_BODY)
-        return no_memory()
-
-    def _take_slot(self) -> None:
-        """Moves the body, of which enough has arrived, into a payload slot. Without a free slot it stays where it is."""
-        self._slot_after = 0
-        size = max(self._announced, self._received) + self._padding
-        slot_bytes = _slot_size(size)
-        if not self._memory.slots.charge(_BODY, slot_bytes):
-            return
-        self._slot = self._context.payloads.slot_for_body(size)
-        if self._slot is None:
-            self._memory.slots.release(_BODY, slot_bytes)
-            return
-        self._slot_bytes = slot_bytes
-        self._slot.view[self._padding : self._padding + len(self.body)] = self.body
-        self.body = b""
-        self._memory.account.release(_BODY, self._held_bytes)
-        self._held_bytes = 0
-
-    def _charge_body(self) -> None:
-        """Charges what has arrived in ordinary memory, or rejects the request."""
-        if self._memory.account.charge(_BODY, self._received - self._held_bytes):
-            self._held_bytes = self._received
-            return
-        self._release()
-        self.rejection = no_memory()
-        if self.is_active and self.keep_alive:  # else at the end of the body: see `start`
-            self.respond_error(self.rejection)  # the connection stays open, and drops the rest of the body
 
     def _reject_early(self, error: WeirError) -> None:
         """Answers with this error before the body has arrived: the connection stays open, and drops the body."""
@@ -240,367 +136,217 @@ class InferExchange:
         self.rejection = error
 
     def _reject_size(self, length: int) -> None:
-        limit = self._context.limits.input_size
-        if self.header_length == "0" and not self.encoding:
+        limit = self.services.limits.input_size
+        if self._header_length == b"0" and not self._encoding:
             self.reject(raw_too_large(length, limit))
             return
-        kind = "request JSON size" if self.header_length is None and not self.encoding else "request size"
+        kind = "request JSON size" if self._header_length is None and not self._encoding else "request size"
         self.reject(too_large(kind, length, limit))
+
+    # HttpExchange
 
     def reject(self, error: WeirError, lingers: bool = False) -> None:
         """Answers with this error, or with that of an earlier rejection, when it is the request's turn.
 
         The connection ends, because the body is not read.
         """
-        self._release()
-        self.body = b""
+        self.release()
         self.keep_alive = self.more_body = False
         self.rejection = self.rejection or error
-        if self.is_active:
-            self.respond_error(self.rejection)
+        if self._is_active:
+            self.fail(self.rejection)
 
-    def receive(self, data: bytes) -> None:
-        """Takes the next piece of the body."""
-        self._received += len(data)
+    def start(self) -> None:
+        """Starts the request: all earlier ones of its connection are answered. Its body may be complete or not."""
+        self._is_active = True
         if self.rejection is not None:
-            return  # it is answered at the end of the body
-        if self._received > self._context.limits.input_size:
-            self._reject_size(self._received)
-            return
-        if self._slot_after and self._received >= self._slot_after:
-            self._take_slot()
-        if self._slot is not None:
-            end = self._padding + self._received
-            self._slot.view[end - len(data) : end] = data
-            return
-        if not self.body:
-            self.body = data
-        else:
-            if type(self.body) is bytes:
-                self.body = bytearray(self.body)
-            self.body += data
-        # A small body that arrives at once is not charged: it is dropped, or counted as in flight, in this turn.
-        if self._received != self._announced or self._received > SLOT_FROM_BYTES:
-            self._charge_body()
-
-    def body_space(self) -> memoryview | None:
-        """The memory of the payload slot for the rest of the body, of which the size was announced; None without one."""
-        if self._slot is None or not self.more_body or self._received >= self._announced:
-            return None
-        return self._slot.view[self._padding + self._received : self._padding + self._announced]
-
-    def filled(self, size: int) -> None:
-        """The first `size` bytes of `body_space` have arrived."""
-        self._received += size
+            # Closing the connection while the client sends would destroy the response in transit.
+            if self.keep_alive or not self.more_body:
+                self.fail(self.rejection)
+        elif not self.more_body:
+            self.open()
+        elif self._expects_continue and not self.received_bytes:
+            self._connection.transport.write(_CONTINUE)
 
     @property
     def received_bytes(self) -> int:
         """How much of the body has arrived."""
-        return self._received
+        return len(self.content) if self.body is None else self.body.received
 
-    @contained(on_error="_fail")
-    def start(self) -> None:
-        """Starts the request: all earlier ones of its connection are answered. Its body may be complete or not."""
-        self.is_active = True
+    def receive(self, data: bytes) -> None:
+        """Takes the next piece of the body."""
+        body = self.body
+        if body is None:
+            if len(data) == self._announced and self.rejection is None:
+                # It is not charged: it is dropped, or counted as in flight, in this turn.
+                self.content = data
+                return
+            body = self.body = RequestBody(self._connection.memory, self.services.payloads, self._announced)
+        body.received += len(data)
         if self.rejection is not None:
-            # Closing the connection while the client sends would destroy the response in transit.
-            if self.keep_alive or not self.more_body:
-                self.respond_error(self.rejection)
-        elif not self.more_body:
-            self._submit()
-        elif self._expects_continue and not self._received:
-            self._transport.write(_CONTINUE)
+            return  # it is answered at the end of the body
+        if body.received > self.services.limits.input_size:
+            self._reject_size(body.received)
+        elif not body.receive(data):
+            body.release()
+            self.rejection = no_memory()
+            if self._is_active and self.keep_alive:  # else at the end of the body: see `start`
+                self.fail(self.rejection)  # the connection stays open, and drops the rest of the body
+
+    def body_space(self) -> memoryview | None:
+        """The memory of the payload slot for the rest of the body, of which the size was announced; None without one."""
+        return self.body.space() if self.body is not None and self.more_body else None
+
+    def filled(self, size: int) -> None:
+        """The first `size` bytes of `body_space` have arrived."""
+        assert self.body is not None  # noqa: S101 - it has given the space
+        self.body.received += size
 
     def complete(self) -> None:
         """The body is complete."""
         self.more_body = False
-        if self._slot_bytes:
-            self._memory.slots.release(_BODY, self._slot_bytes)
-            self._slot_bytes = 0
-        if self.is_active and not self.response_complete:
+        if self.body is not None:
+            self.body.complete()
+            self.content = self.body.content
+        if self._is_active and not self.response_complete:
             if self.rejection is not None:
-                self.respond_error(self.rejection)
+                self.fail(self.rejection)
             else:
-                self._submit()
+                self.open()
 
     def disconnect(self) -> None:
         """Cancels the request: the client has disconnected."""
-        self.disconnected = True
-        if self._job is not None:
-            self._job.cancel()
-        self._release()
-        if self._pending is not None:
-            self._context.inference.cancel(self._pending)
-            self._pending = None
+        self.cancel()
 
-    @contained(on_error="_fail")
-    def _submit(self) -> None:
-        try:
-            served = self._context.catalog.resolve(self._model, self._version)
-            prepared = None
-            tracing = self._context.inference.tracing
-            sampling = tracing.samples(served.name, self.traceparent) if tracing.is_on else NOT_TRACED
-            length = 0 if sampling else self._template_header_length()
-            if length:
-                prepared = served.templates.find(self._version, self._content(), length)
-            if prepared is not None and (self._slot is not None or not prepared.refers):
-                self._submit_template(served, prepared)
-                return
-            if served.config.is_decoupled:
-                raise WeirError(
-                    ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
-                )
-            if self.encoding and is_compressed(self.encoding):
-                self._decompress(served, sampling)
-                return
-            content, found_room = self._content(), self._slot is not None or self._received <= SLOT_FROM_BYTES
-            request = self._parse_and_submit(served, sampling)
-            if length and found_room and request is not None and not self._context.inference.caches(served):
-                served.templates.keep(request, content, length)
-        except WeirError as error:
-            self.respond_error(error)
+    # Call
 
-    def _submit_template(self, served: ServedModel, template: RequestTemplate) -> None:
-        slot = self._slot if template.refers else None
-        body = template.pack(self._content()) if slot is None else template.pack_in_slot(slot, self._padding)
-        deadline_ms = 0 if self.deadline is None else read_deadline_ms(self.deadline)
-        self._pending = self._context.inference.submit_template(
-            served, template, body, self._on_response, deadline_ms, slot, self._traffic_key(served)
-        )
-        if slot is not None:
-            self._slot = None  # the request's own now
-
-    def _traffic_key(self, served: ServedModel) -> str:
-        """The value of the header that keeps callers of the model on one version; "" without one."""
-        if served.split is None or not self._sticky:
-            return ""
-        return self._sticky.get(served.split.rule.header.encode(), b"").decode("latin-1")
-
-    def _content(self) -> bytes | bytearray | memoryview:
-        """The whole body where it was received."""
-        if self._slot is None:
-            return self.body  # type: ignore[no-any-return]
-        return self._slot.view[self._padding : self._padding + self._received]
-
-    def _decompress(self, served: ServedModel, sampling: Sampling) -> None:
-        inflation = BodyInflation(self.body, self._context.limits.input_size)
-        self.body = b""
-        is_complete = inflation.advance(IN_PLACE_BYTES)
-        size = inflation.size_bytes
-        if not self._charge_inflated(size):
-            raise no_memory()
-
-        def submit(_result: None) -> None:
-            self.body = inflation.content
-            self._parse_and_submit(served, sampling)
-
-        if is_complete:
-            submit(None)
-        else:
-            steps = inflate(inflation, self._charge_inflated, no_memory, size)
-            self._after(asyncio.get_running_loop().create_task(steps), submit)
-
-    def _charge_inflated(self, size: int) -> bool:
-        """Charges `size` more decompressed bytes. Returns False if there is no room for them."""
-        if not self._memory.account.charge(_DECOMPRESSED, size):
-            return False
-        self._inflated_bytes += size
-        return True
-
-    def _parse_and_submit(self, served: ServedModel, sampling: Sampling) -> InferRequest | None:
-        """Parses and submits the request. Returns None if a helper process parses it: then it is submitted later."""
-        limits = self._context.limits
-        body = self._content()
-        header_length = None if self.header_length is None else parse_header_length(self.header_length)
-        if header_length == 0 or (header_length is None and not body):
-            return self._submit_parsed(
-                parse_raw_request(self._model, self._version, body, served.config, limits), sampling
+    def begin(self) -> Document | Ready | None:
+        """Implements `Call.begin`."""
+        context, content, body = self.services, self.content, self.body
+        served = context.catalog.resolve(self._model, self._version)
+        if context.inference.tracing.is_on:
+            self._sampling = context.inference.tracing.samples(served.name, self._header(b"traceparent"))
+        json_bytes = self._json_bytes
+        if json_bytes > 0 and not self._sampling and self._raw_headers is None:
+            template = served.templates.find(self._version, content, json_bytes)
+            if template is not None and not template.refers:
+                packed = template.pack(content)
+                if body is not None:
+                    body.release()
+                return Ready(served, template.request, packed)
+            if template is not None and body is not None and body.slot is not None:
+                return Ready(served, template.request, template.pack_in_slot(body.slot, body.padding))
+        if served.config.is_decoupled:
+            raise WeirError(
+                ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
             )
-        json_bytes = len(body) if header_length is None else header_length
-        view = memoryview(body)
-        if json_bytes <= len(body) and takes_long(view[:json_bytes]):
-            content = view[json_bytes:]
-            job = json_job(self._model, self._version, view[:json_bytes], len(content), limits)
-            self._after(self._context.offload.start(READ_JSON, job), partial(self._on_outline, sampling, content))
-            return None
-        return self._submit_parsed(
-            parse_infer_request(self._model, self._version, body, header_length, limits, self._context.regions.find),
-            sampling,
-        )
+        if self._encoding and is_compressed(self._encoding):
+            return self._inflated(served)
+        return self._document(served, content)
 
-    def _on_outline(self, sampling: Sampling, content: memoryview, parts: list[memoryview]) -> None:
-        document = outline_document(parts)
-        limits, find_region = self._context.limits, self._context.regions.find
-        self._submit_parsed(read_document(self._model, self._version, document, content, limits, find_region), sampling)
+    def _document(self, served: ServedModel, content: Body) -> Document:
+        header_length = b"0" if self._header_length is None and not content else self._header_length
+        text = None if header_length is None else header_length.decode("latin-1")
+        return Document(served, self._model, self._version, content, text)
 
-    def _submit_parsed(self, request: InferRequest, sampling: Sampling) -> InferRequest:
-        request.traceparent, request.tracestate = self.traceparent, self.tracestate
-        if self.deadline is not None:
-            request.deadline_ms = read_deadline_ms(self.deadline)
-        if sampling:
+    def _inflated(self, served: ServedModel) -> Document | None:
+        """The decompressed body; None if that takes threads: the body is read once they are done."""
+        compressed, self.content = self.content, b""
+        body = self.body = self.body or RequestBody(self._connection.memory, self.services.payloads, 0)
+        task = body.inflate(compressed, self.services.limits.input_size)
+        if task is None:
+            return self._document(served, body.content)
+        self.after(task, lambda _: self.read(self._document(served, body.content)))
+        return None
+
+    def submit(self, request: InferRequest, packed: bytes | None) -> PendingRequest:
+        """Implements `Call.submit`."""
+        inference, served, body = self.services.inference, self.served, self.body
+        slot = None if body is None else body.slot
+        key = "" if served.split is None else self._header(served.split.rule.header.encode())
+        deadline = self._fields.get(DEADLINE_HEADER)
+        deadline_ms = 0 if deadline is None else read_deadline_ms(deadline)
+        if packed is not None:
+            pending = inference.submit_packed(served, request, packed, self.on_response, deadline_ms, slot, key)
+        else:
+            self._add_headers(request, deadline_ms)
+            pending = inference.submit(request, self.on_response, slot, self._sampling, key, served)
+            json_bytes, found_room = self._json_bytes, slot is not None or self.received_bytes <= SLOT_FROM_BYTES
+            has_template = json_bytes > 0 and found_room and not self._sampling and self._raw_headers is None
+            if has_template and not inference.caches(served):
+                served.templates.keep(request, self.content, json_bytes)
+        if body is not None:
+            body.slot = None  # the request's own now
+        return pending
+
+    def _header(self, name: bytes) -> str:
+        return self._fields.get(name, b"").decode("latin-1")
+
+    def _add_headers(self, request: InferRequest, deadline_ms: int) -> None:
+        request.traceparent, request.deadline_ms = self._header(b"traceparent"), deadline_ms
+        if b"tracestate" in self._fields:
+            states = (value for name, value in self._headers if name == b"tracestate")
+            request.tracestate = b",".join(states).decode("latin-1")
+        if self._sampling:
             now_ns = time.time_ns()
             request.arrival = ("HTTP_RECV_START", self._received_ns or now_ns), ("HTTP_RECV_END", now_ns)
         if self._raw_headers is not None:
-            forwarded = self._context.access.http_parameters(self._raw_headers)
+            forwarded = self.services.access.http_parameters(self._raw_headers)
             request.parameters = add_parameters(request.parameters, forwarded)
-        key = self._traffic_key(self._context.catalog.resolve(self._model, self._version)) if self._sticky else ""
-        self._pending = self._context.inference.submit(request, self._on_response, self._slot, sampling, key)
-        self._slot = None
-        return request
 
-    def _in_thread(self, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Runs `work` in a thread and calls `then` with its result, or answers with the error of either."""
-        self._after(asyncio.get_running_loop().run_in_executor(None, work), then)
-
-    def _after(self, job: asyncio.Future[Any], then: Callable[[Any], None]) -> None:
-        """Calls `then` with the result of `job`, or answers with the error of either."""
-
-        def done(job: asyncio.Future[Any]) -> None:
-            self._job = None
-            if job.cancelled():
+    def send(self, encoded: Encoded, is_final: bool) -> None:
+        """Implements `Call.send`."""
+        if self.response_complete:
+            return  # an HTTP request has one response
+        chunks, header_length, _ = encoded
+        head = _OK_JSON if header_length is None else _OK + self.binary_head % header_length
+        reports, load_format = self.services.load_reports, self._fields.get(REQUEST_HEADER)
+        if load_format is not None and reports is not None:
+            if not reports.is_fresh:
+                task = asyncio.get_running_loop().create_task(reports.refresh())
+                self.after(task, lambda _: self.send(encoded, is_final))
                 return
-            if self.disconnected:
-                job.exception()  # the client has disconnected
-                return
-            self._on_job_done(job, then)
-
-        self._job = job
-        job.add_done_callback(done)
-
-    @contained(on_error="_fail")
-    def _on_job_done(self, future: asyncio.Future[Any], then: Callable[[Any], None]) -> None:
-        error = future.exception()
-        if isinstance(error, WeirError):
-            self.respond_error(error)
-            return
-        try:
-            # Not for an error of the job: raised here, it would keep this frame, which has the job, which keeps the error.
-            then(future.result())
-        except WeirError as rejection:
-            self.respond_error(rejection)
-
-    def _template_header_length(self) -> int:
-        """The length of the JSON header if the request can use a request template; else 0."""
-        header = self.header_length
-        if header is None or self.encoding or not is_header_length(header):
-            return 0
-        if self._raw_headers is not None:
-            return 0
-        return int(header)
-
-    def _fail(self, _error: Exception, *_arguments: object) -> None:
-        """Ends this request after an unexpected exception: the traceback is logged, the client gets a plain 500."""
-        if self.disconnected or self.response_complete:
-            return
-        if self._pending is not None:
-            self._context.inference.cancel(self._pending)
-            self._pending = None
-        self.keep_alive = self.keep_alive and not self.more_body
-        self.respond_error(internal("internal server error"))
-
-    @contained(on_error="_fail")
-    def _on_response(self, outcome: InferResponse | WeirError | None, _is_final: bool) -> None:
-        pending = self._pending
-        self._pending = None
-        if self.disconnected or pending is None:
-            return
-        if outcome is None:
-            outcome = internal("expected a single response, got 0")
-        if isinstance(outcome, WeirError):
-            self.respond_error(outcome)
-            return
-        reports = self._context.load_reports
-        if self.load_format is not None and reports is not None and not reports.is_fresh:
-            refreshing = asyncio.get_running_loop().create_task(reports.refresh())
-            self._after(refreshing, lambda _result: self._respond_with(pending, outcome))
-            return
-        try:
-            self._respond_with(pending, outcome)
-        except WeirError as error:
-            self.respond_error(error)
-
-    def _respond_with(
-        self, pending: PendingRequest, response: InferResponse, written: dict[str, Tensor] | None = None
-    ) -> None:
-        labels, batching = pending.model.labels.get, pending.model.config.max_batch_size > 0
-        try:
-            chunks, header_length = build_infer_response(pending.request, response, labels, batching, written)
-        except LongOutputs:
-            wishes = long_wishes(pending.request, response, labels, batching)
-            job = self._context.offload.start(WRITE_OUTPUTS, write_job(wishes))
-            self._after(job, partial(self._on_written, pending, response, wishes))
-            return
-        if header_length is None:
-            head = b"%bContent-Type: application/json\r\n" % _OK
-        else:
-            head = _OK + self._binary_head(header_length)
-        if self.load_format is not None and self._context.load_reports is not None:
-            report = self._context.load_reports.header(self.load_format, pending.model.name)
+            report = reports.header(load_format, self.served.name)
             head += b"%b: %b\r\n" % (RESPONSE_HEADER, report) if report else b""
-        encoding = response_encoding(self.accept_encoding) if self.accept_encoding else ""
+        encoding = response_encoding(self._accept_encoding) if self._accept_encoding else ""
         if encoding:
-            self._respond_deflated(head, chunks, encoding)
-        else:
-            self._respond(head, chunks)
+            head += b"Content-Encoding: %b\r\n" % encoding.encode()
+            if sum(map(len, chunks)) > IN_PLACE_BYTES:
+                deflating = asyncio.get_running_loop().run_in_executor(None, deflate, chunks, encoding)
+                self.after(deflating, lambda deflated: self._finish(head, [deflated]))
+                return
+            chunks = [deflate(chunks, encoding)]
+        self._finish(head, chunks)
 
-    def _binary_head(self, header_length: int) -> bytes:
-        """The header lines of a response whose body is a JSON header of this length and binary tensors."""
-        return b"Content-Type: application/octet-stream\r\nInference-Header-Content-Length: %d\r\n" % header_length
-
-    def _on_written(
-        self, pending: PendingRequest, response: InferResponse, wishes: list[OutputWish], parts: list[memoryview]
-    ) -> None:
-        self._respond_with(pending, response, written_outputs(wishes, parts))
-
-    def _respond_deflated(self, head: bytes, chunks: list[Any], encoding: str) -> None:
-        head += b"Content-Encoding: %b\r\n" % encoding.encode()
-        if sum(map(len, chunks)) <= IN_PLACE_BYTES:
-            self._respond(head, [deflate(chunks, encoding)])
-        else:
-            self._in_thread(partial(deflate, chunks, encoding), lambda body: self._respond(head, [body]))
-
-    def _respond(self, head: bytes, chunks: list[Any]) -> None:
-        size = sum(map(len, chunks))
-        if size > _JOIN_LIMIT_BYTES and not self._memory.account.fits(size):
-            self._memory.account.refuse(_UNSENT)
-            self.respond_error(no_memory())
+    def fail(self, error: WeirError, is_final: bool = True) -> None:
+        """Implements `Call.fail`: answers with the status of the error, and Triton's error body."""
+        if self.response_complete:
             return
-        self._write(b"%bContent-Length: %d\r\n" % (head, size), chunks, size)
+        head, body = raw_error_response(error, 0 if self.status_of is None else self.status_of(error))
+        self._finish(head, [body])
 
-    def respond_error(self, error: WeirError) -> None:
-        """Answers with Triton's status and error body."""
-        head, body = raw_error_response(error)
-        self._write(head, [body], len(body))
-
-    def _write(self, head: bytes, chunks: list[Any], size: int) -> None:
-        end = b"\r\n" if self.keep_alive else b"Connection: close\r\n\r\n"
+    def _finish(self, head: bytes, chunks: list[bytes | memoryview]) -> None:
+        size, transport = sum(map(len, chunks)), self._connection.transport
+        if size > _JOIN_LIMIT_BYTES and not self._connection.memory.account.fits(size):
+            self._connection.memory.account.refuse(self.kind)
+            self.fail(no_memory())
+            return
+        length = b"Content-Length: %d\r\n%b" % (size, b"\r\n" if self.keep_alive else b"Connection: close\r\n\r\n")
         if size <= _JOIN_LIMIT_BYTES:
-            self._transport.write(b"".join((head, end, *chunks)))
+            transport.write(b"".join((head, length, *chunks)))
         else:
-            self._transport.writelines([head + end, *chunks])
+            transport.writelines([head + length, *chunks])
         self.response_complete = True
-        self._release()
+        self.release()
         if not self.keep_alive:
-            self._transport.close()
-        self._on_complete()
+            transport.close()
+        self._connection.on_response_complete()
 
-    def _release(self) -> None:
-        if self._slot is not None:
-            self._slot.free()
-            self._slot = None
-        if self._slot_bytes:
-            self._memory.slots.release(_BODY, self._slot_bytes)
-            self._slot_bytes = 0
-        if self._held_bytes or self._inflated_bytes:
-            self._memory.account.release(_BODY, self._held_bytes)
-            self._memory.account.release(_DECOMPRESSED, self._inflated_bytes)
-            self._held_bytes = self._inflated_bytes = 0
-        self.body = b""  # an idle connection keeps a reference to its last exchange
-
-
-def _slot_size(size: int) -> int:
-    """How much memory the slot for a body of `size` bytes reserves."""
-    return 1 << (size - 1).bit_length()
+    def release(self) -> None:
+        """Implements `Call.release`."""
+        self.content = b""  # an idle connection keeps a reference to its last exchange
+        if self.body is not None:
+            self.body.release()
 
 
 def early_rejection(context: GatewayContext, model: str, version: str) -> WeirError | None:

@@ -56,11 +56,11 @@ class HttpProtocol(HttpConnection):
         if (
             route is None
             or self.parser.get_method() != b"POST"
-            or self._context.access.rejects_inference(self.headers)
+            or (self._context.access.http and self._context.access.rejects_inference(self.headers))
             or (self.has_prefer and prefers_async(self.headers))
         ):
             return super().make_exchange(keep_alive)
-        return InferExchange(self._context, self, *route, keep_alive)
+        return InferExchange(self._context, self, *route, keep_alive, dict(self.headers))
 
 
 def parse_route(routes: dict[bytes, tuple[str, str] | None], url: bytes) -> tuple[str, str] | None:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 from weir.bus.naming import subjects
 from weir.bus.naming.reserved_subjects import may_reply_to
 from weir.bus.nats.connection import Bus, Message
-from weir.gateway.nats.frontend import PRINCIPAL
+from weir.gateway.nats.call import PRINCIPAL
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
 from weir.runtime.containment import contained, report
 from weir.runtime.memory_ledger import MemoryLedger

@@ -19,7 +19,7 @@ from weir.gateway.context import GatewayContext
 from weir.gateway.http.exchange import InferExchange
 from weir.gateway.http.protocol import HttpProtocol, infer_route
 from weir.gateway.http.routing import error_response, weir_error_response
-from weir.http_server.asgi import HttpExchange, raw_error_response
+from weir.http_server.asgi import HttpExchange
 from weir.http_server.connection import HttpConnection
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.names import routed_path
@@ -81,52 +81,21 @@ class PlatformProtocol(HttpProtocol):
         route = None if target is None or target.method != "POST" else infer_route(target.path.encode("latin-1"))
         if route is None or self._context.access.rejects_inference(self.headers):
             return HttpConnection.make_exchange(self, keep_alive)
-        status_of = None if target is None else target.status_of
-        return PlatformExchange(self._context, self, *route, keep_alive, self._platform, status_of)
-
-
-class PlatformExchange(InferExchange):
-    """An inference request in the form of a platform: the length of its JSON header is part of the content type."""
-
-    __slots__ = ("_platform", "_status_of")
-
-    def __init__(  # noqa: PLR0913 - an InferExchange of a platform
-        self,
-        context: GatewayContext,
-        connection: HttpConnection,
-        model: str,
-        version: str,
-        keep_alive: bool,
-        platform: Platform,
-        status_of: Callable[[WeirError], int] | None = None,
-    ) -> None:
-        self._platform = platform
-        self._status_of = status_of
-        super().__init__(context, connection, model, version, keep_alive)
-
-    def _read_headers(self, headers: list[tuple[bytes, bytes]]) -> None:
-        known = [row for row in headers if row[0] not in _UNSUPPORTED_HEADERS]
-        content_type = next((value for name, value in reversed(known) if name == _CONTENT_TYPE), b"")
+        fields, rejection = dict(self.headers), None
         try:
-            length = read_header_length(content_type.decode("latin-1"), self._platform.media_type)
+            length = read_header_length(fields.get(_CONTENT_TYPE, b"").decode("latin-1"), self._platform.media_type)
         except WeirError as error:
-            super()._read_headers(known)
-            self.rejection = self.rejection or error
-            return
-        super()._read_headers(known if length is None else [*known, (_HEADER_LENGTH, length.encode())])
-
-    def _binary_head(self, header_length: int) -> bytes:
-        if not self._platform.answers_with_media_type:
-            return super()._binary_head(header_length)
-        return b"Content-Type: %b%d\r\n" % (self._platform.media_type.encode(), header_length)
-
-    def respond_error(self, error: WeirError) -> None:
-        """Answers with the error, with the status that the platform expects."""
-        if self._status_of is None:
-            super().respond_error(error)
-            return
-        head, body = raw_error_response(error, self._status_of(error))
-        self._write(head, [body], len(body))
+            length, rejection = None, error
+        for name in _UNSUPPORTED_HEADERS:
+            fields.pop(name, None)
+        if length is not None:
+            fields[_HEADER_LENGTH] = length.encode()
+        exchange = InferExchange(self._context, self, *route, keep_alive, fields)
+        exchange.rejection = exchange.rejection or rejection
+        exchange.status_of = None if target is None else target.status_of
+        if self._platform.answers_with_media_type:
+            exchange.binary_head = b"Content-Type: %b%%d\r\n" % self._platform.media_type.encode()
+        return exchange
 
 
 def read_header_length(content_type: str, media_type: str) -> str | None:

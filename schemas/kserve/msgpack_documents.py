@@ -30,7 +30,7 @@ from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
 from weir.schemas.kserve.regions import FindRegion, no_regions
 from weir.schemas.kserve.request import read_document
-from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, Labels, LongOutputs, classify
+from weir.schemas.kserve.response import Labels, classify
 from weir.schemas.wire.codec import bin_header
 
 _BIN_HEADER_SIZES = {0xC4: 2, 0xC5: 3, 0xC6: 5}
@@ -62,8 +62,7 @@ def build_msgpack_response(
     """The chunks of the body that answers `request`: the content of outputs is not copied.
 
     Which outputs, and what of them, is as in `build_infer_response`, but that all come as bytes. Raises WeirError for
-    an output that cannot be written in the requested form, LongOutputs as `build_infer_response`, TypeError for content
-    that is still a reference.
+    an output that cannot be written in the requested form, TypeError for content that is still a reference.
     """
     requested = {output.name: output for output in request.outputs}
     outputs = [tensor for tensor in response.outputs if not requested or tensor.name in requested]
@@ -78,12 +77,8 @@ def build_msgpack_response(
     for tensor in outputs:
         wish = requested.get(tensor.name)
         if wish is not None and wish.class_count:
-            if tensor.size_bytes > MAX_WRITTEN_BYTES:
-                if written is None:
-                    raise LongOutputs
-                tensor = written[tensor.name]
-            else:
-                tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
+            done = written.get(tensor.name) if written else None
+            tensor = done or classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
         is_elsewhere = wish is not None and wish.region is not None  # the caller finds the content there
         piece += _packer.pack_map_header(3 if is_elsewhere else 4) + _NAME + _pack(tensor.name)
         piece += _DATATYPE + _pack(tensor.datatype) + _SHAPE + _pack(tensor.shape)

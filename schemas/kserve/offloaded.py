@@ -33,6 +33,14 @@ from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, Labels, classify
 
 BodyPart = bytes | bytearray | memoryview
 
+
+class Job(NamedTuple):
+    """Work for a helper process: `operation` ("module:function") on `parts`, the first of which is MessagePack."""
+
+    operation: str
+    parts: Sequence[BodyPart]
+
+
 READ_JSON = "weir.schemas.kserve.offloaded:read_json"
 READ_MSGPACK = "weir.schemas.kserve.offloaded:read_msgpack"
 READ_GENERATE = "weir.schemas.kserve.offloaded:read_generate"
@@ -52,22 +60,20 @@ _OUTPUT_PARAMETERS = ("classification", "binary_data", *_INPUT_PARAMETERS[1:])
 # Reading, in the gateway
 
 
-def json_job(model: str, version: str, text: BodyPart, content_bytes: int, limits: RequestLimits) -> list[BodyPart]:
-    """The parts for `READ_JSON`: a document, followed in the body by `content_bytes` of binary tensors."""
-    return [_pack([model, version, content_bytes, list(limits)]), text]
+def json_job(model: str, version: str, text: BodyPart, content_bytes: int, limits: RequestLimits) -> Job:
+    """Reading of a JSON document, followed in the body by `content_bytes` of binary tensors."""
+    return Job(READ_JSON, [_pack([model, version, content_bytes, list(limits)]), text])
 
 
-def msgpack_job(model: str, version: str, body: BodyPart, limits: RequestLimits) -> list[BodyPart]:
-    """The parts for `READ_MSGPACK`."""
-    return [_pack([model, version, 0, list(limits)]), body]
+def msgpack_job(model: str, version: str, body: BodyPart, limits: RequestLimits) -> Job:
+    """Reading of a msgpack document."""
+    return Job(READ_MSGPACK, [_pack([model, version, 0, list(limits)]), body])
 
 
-def generate_job(
-    model: str, version: str, body: BodyPart, config: ModelConfig, limits: RequestLimits
-) -> list[BodyPart]:
-    """The parts for `READ_GENERATE`, for a model with this configuration."""
+def generate_job(model: str, version: str, body: BodyPart, config: ModelConfig, limits: RequestLimits) -> Job:
+    """Reading of a generate request for a model with this configuration."""
     inputs = [[declared.name, declared.data_type, list(declared.dims)] for declared in config.input]
-    return [_pack([model, version, config.max_batch_size, inputs, list(limits)]), body]
+    return Job(READ_GENERATE, [_pack([model, version, config.max_batch_size, inputs, list(limits)]), body])
 
 
 def outline_document(parts: Sequence[memoryview]) -> dict[str, Any]:
@@ -150,9 +156,9 @@ def _any_region(name: str, offset: int, size: int) -> ClientRef:
 # Parameters
 
 
-def parameters_job(text: BodyPart, parameters: Parameters) -> list[BodyPart]:
-    """The parts for `ADD_PARAMETERS`."""
-    return [_pack(parameters), text]
+def parameters_job(text: BodyPart, parameters: Parameters) -> Job:
+    """Addition of request parameters to a document."""
+    return Job(ADD_PARAMETERS, [_pack(parameters), text])
 
 
 def add_parameters(parts: Sequence[memoryview]) -> list[bytes]:
@@ -168,11 +174,11 @@ def add_parameters(parts: Sequence[memoryview]) -> list[bytes]:
 # Generate responses
 
 
-def generate_response_job(response: InferResponse) -> list[BodyPart]:
-    """The parts for `WRITE_GENERATE`."""
+def generate_response_job(response: InferResponse) -> Job:
+    """Writing of a generate response."""
     rows = [[tensor.name, tensor.datatype, list(tensor.shape)] for tensor in response.outputs]
     head = _pack([response.model_name, response.model_version, response.id, response.parameters, rows])
-    return [head, *(tensor.data for tensor in response.outputs)]  # type: ignore[list-item]
+    return Job(WRITE_GENERATE, [head, *(tensor.data for tensor in response.outputs)])  # type: ignore[list-item]
 
 
 def write_generate(parts: Sequence[memoryview]) -> list[BodyPart]:
@@ -184,55 +190,37 @@ def write_generate(parts: Sequence[memoryview]) -> list[BodyPart]:
 # Writing
 
 
-class OutputWish(NamedTuple):
-    """The form in which an output is written: as JSON or `binary`, and with `class_count` > 0 its classes instead."""
-
-    tensor: Tensor
-    binary: bool = False
-    class_count: int = 0
-    batching: bool = False
-    labels: Sequence[str] | None = None
-
-
-def long_wishes(
+def output_job(
     request: InferRequest,
     response: InferResponse,
     labels: Labels | None = None,
     batching: bool = False,
     all_binary: bool = False,
-) -> list[OutputWish]:
-    """The outputs for which `build_infer_response` raised LongOutputs, or of a frontend that has only binary outputs."""
+) -> Job | None:
+    """Writing of the outputs of more than `MAX_WRITTEN_BYTES` that are wanted as JSON or as classes; None without any.
+
+    `all_binary`: the frontend has only binary outputs. `batching` and `labels` as for `build_infer_response`.
+    """
     requested = {output.name: output for output in request.outputs} if request.outputs else None
     default = RequestedOutput("", request.binary_default)
-    wishes: list[OutputWish] = []
+    rows: list[Any] = []
+    contents: list[BodyPart] = []
     for tensor in response.outputs:
-        wish = default if requested is None else requested.get(tensor.name)
-        if wish is None or tensor.size_bytes <= MAX_WRITTEN_BYTES:
+        output = default if requested is None else requested.get(tensor.name)
+        if output is None or tensor.size_bytes <= MAX_WRITTEN_BYTES:
             continue
-        if wish.class_count:
-            names = labels(tensor.name) if labels else None
-            wishes.append(OutputWish(tensor, wish.binary or all_binary, wish.class_count, batching, names))
-        elif not (wish.binary or wish.region or all_binary):
-            wishes.append(OutputWish(tensor))
-    return wishes
+        binary = output.binary or all_binary
+        if not output.class_count and (binary or output.region):
+            continue
+        names = labels(tensor.name) if labels and output.class_count else None
+        rows.append([tensor.name, tensor.datatype, list(tensor.shape), binary, output.class_count, batching, names])
+        contents.append(tensor.data)  # type: ignore[arg-type]  # it is no reference: those have been fetched
+    return Job(WRITE_OUTPUTS, [_pack(rows), *contents]) if rows else None
 
 
-def write_job(wishes: Sequence[OutputWish]) -> list[BodyPart]:
-    """The parts for `WRITE_OUTPUTS`."""
-    rows = [
-        [w.tensor.name, w.tensor.datatype, list(w.tensor.shape), w.binary, w.class_count, w.batching, w.labels]
-        for w in wishes
-    ]
-    return [_pack(rows), *(wish.tensor.data for wish in wishes)]  # type: ignore[list-item]
-
-
-def written_outputs(wishes: Sequence[OutputWish], parts: Sequence[memoryview]) -> dict[str, Tensor]:
+def written_outputs(parts: Sequence[memoryview]) -> dict[str, Tensor]:
     """The result of `WRITE_OUTPUTS`: outputs by name as the client gets them, with JSON as content where that is wanted."""
-    rows = _unpack(parts[0])
-    return {
-        wish.tensor.name: Tensor(wish.tensor.name, datatype, shape, content)
-        for wish, (datatype, shape), content in zip(wishes, rows, parts[1:], strict=True)
-    }
+    return {tensor.name: tensor for tensor in _tensors(_unpack(parts[0]), parts[1:])}
 
 
 def write_outputs(parts: Sequence[memoryview]) -> list[BodyPart | Iterable[BodyPart]]:
@@ -245,7 +233,7 @@ def write_outputs(parts: Sequence[memoryview]) -> list[BodyPart | Iterable[BodyP
         tensor = Tensor(name, datatype, shape, data)
         if class_count:
             tensor = classify(tensor, class_count, batching, labels)
-        rows.append([tensor.datatype, list(tensor.shape)])
+        rows.append([tensor.name, tensor.datatype, list(tensor.shape)])
         contents.append(tensor.data if binary else json_pieces(tensor.name, tensor.datatype, tensor.shape, tensor.data))  # type: ignore[arg-type]
     return [_pack(rows), *contents]
 

@@ -30,11 +30,7 @@ MAX_WRITTEN_BYTES = 256 * 1024
 """The largest output that an event loop writes as JSON or ranks for its classes, which takes up to 20 ms."""
 
 
-class LongOutputs(Exception):
-    """A response has outputs that take too long to write in the event loop; `weir.schemas.kserve.offloaded` writes them."""
-
-
-def build_infer_response(  # noqa: C901, PLR0912 - one pass over the outputs of every response
+def build_infer_response(  # noqa: C901 - one pass over the outputs of every response
     request: InferRequest,
     response: InferResponse,
     labels: Labels | None = None,
@@ -47,8 +43,8 @@ def build_infer_response(  # noqa: C901, PLR0912 - one pass over the outputs of 
     `batching` (the model has a batch dimension) and `labels` matter to classification. Raises WeirError for an output
     that can't be written in that form, TypeError for content that is still a reference.
 
-    `written` are the outputs of more than `MAX_WRITTEN_BYTES` that are wanted as JSON or as classes, by name, as
-    `weir.schemas.kserve.offloaded.written_outputs` returns them. Without it raises LongOutputs where there are any.
+    `written` are the outputs that a helper process has written as JSON or as classes, by name
+    (`weir.schemas.kserve.offloaded.written_outputs`). In an event loop, it writes those of more than `MAX_WRITTEN_BYTES`.
     """
     requested = {output.name: output for output in request.outputs} if request.outputs else None
     default = RequestedOutput("", request.binary_default)
@@ -59,15 +55,11 @@ def build_infer_response(  # noqa: C901, PLR0912 - one pass over the outputs of 
         wish = default if requested is None else requested.get(tensor.name)
         if wish is None:
             continue
-        is_written = False
-        if wish.class_count:
-            is_written = tensor.size_bytes > MAX_WRITTEN_BYTES
-            if not is_written:
-                tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
-            elif written is None:
-                raise LongOutputs
-            else:
-                tensor = written[tensor.name]
+        done = written.get(tensor.name) if written else None
+        if done is not None:
+            tensor = done
+        elif wish.class_count:
+            tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
         row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         rows.append(row)
         if wish.region is not None:
@@ -79,12 +71,8 @@ def build_infer_response(  # noqa: C901, PLR0912 - one pass over the outputs of 
             row["parameters"] = {"binary_data_size": len(data)}
             if data:
                 chunks.append(data)
-        elif is_written:
+        elif done is not None:
             texts[len(rows) - 1] = data
-        elif len(data) > MAX_WRITTEN_BYTES:
-            if written is None:
-                raise LongOutputs
-            texts[len(rows) - 1] = written[tensor.name].data  # type: ignore[assignment]  # it is no reference
         else:
             row["data"] = json_data(tensor.name, tensor.datatype, tensor.shape, data)
     if texts:

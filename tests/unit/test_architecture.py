@@ -115,10 +115,11 @@ ROOMS = {
         "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing"
         " traffic",
         "catalog trace_feed",
-        "cache message_bodies readiness",
+        "cache readiness",
         "in_flight",
         "outbox responses",
         "dispatch",
+        "inference",
     ),
     "bus": (
         "message naming turn",

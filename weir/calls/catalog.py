@@ -205,7 +205,8 @@ class Catalog:
         INVALID_ARG for a name that models in several namespaces have; and `warmup_error`.
         """
         served = self._served.get(name)
-        if served is not None and version in served.version_texts and self._is_accepted(name):
+        is_accepted = not self._accept_until_s or self._is_accepted(name)
+        if served is not None and version in served.version_texts and is_accepted:
             return served
         only = self._only_one_called(name)
         if only is not None and version in only.version_texts:

@@ -43,7 +43,6 @@ from weir.calls.payload_store import (
     is_large,
 )
 from weir.calls.queues import BackpressureCache, Destination, PartitionedQueue, queue_of_sequence
-from weir.calls.request_templates import RequestTemplate
 from weir.calls.responses.delivery import UNEXPECTED, ResponseDispatcher
 from weir.calls.responses.outputs import RemoteOutputFetcher, ResponsePayloads
 from weir.calls.tracing import Sampling, Tracing
@@ -56,6 +55,7 @@ from weir.runtime.ticks import next_tick
 from weir.schemas.core.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error, is_cancelled_error
 from weir.schemas.core.requests import InferRequest, InferResponse, Lane
+from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
 from weir.schemas.wire.request_body import pack_body
@@ -234,22 +234,24 @@ class RequestDispatcher:
         """Messages that could not be decoded."""
         return self._malformed_messages + (0 if self._cache is None else self._cache.malformed_messages)
 
-    def submit(
+    def submit(  # noqa: PLR0913 - as `_accept`
         self,
         request: InferRequest,
         on_response: OnResponse,
         body_slot: Slot | None = None,
         sampling: Sampling | None = None,
         traffic_key: str = "",
+        served: ServedModel | None = None,
     ) -> PendingRequest:
         """Publishes the request; `on_response` is called later, from the event loop, with each response.
 
         `body_slot` is the payload slot that holds the request's tensors, if any; it belongs to the request from now on.
         `sampling` is the result of `tracing.samples`, if the frontend has called it. Requests with an equal
-        `traffic_key` that name no version run on the same version while the model's traffic rule stays. Raises WeirError
-        for a request that is rejected here: then nothing was sent, and `body_slot` still belongs to the caller.
+        `traffic_key` that name no version run on the same version while the model's traffic rule stays. `served` is the
+        model, if the caller has resolved it. Raises WeirError for a request that is rejected here: then nothing was sent,
+        and `body_slot` still belongs to the caller.
         """
-        model = self._catalog.resolve(request.model_name, request.model_version)
+        model = served or self._catalog.resolve(request.model_name, request.model_version)
         self._in_flight.check_room()
         if model.split is not None:
             model.normalizer.normalize(request)
@@ -313,22 +315,20 @@ class RequestDispatcher:
         """Whether responses of the model may come from a cache, so that its requests cannot use templates."""
         return model.caches and self._cache is not None
 
-    def submit_template(  # noqa: PLR0913 - as `_accept`
+    def submit_packed(  # noqa: PLR0913 - as `_accept`
         self,
         model: ServedModel,
-        template: RequestTemplate,
+        request: InferRequest,
         body: bytes,
         on_response: OnResponse,
         deadline_ms: int = 0,
         body_slot: Slot | None = None,
         traffic_key: str = "",
     ) -> PendingRequest:
-        """As `submit`, for a request of a template: `body` is packed, and small enough for a message.
+        """As `submit`, for a checked `request` that many share, with its own packed `body`, small enough for a message.
 
-        `deadline_ms` and `traffic_key` are the request's own, since requests share the template. `body` refers to content
-        in `body_slot`.
+        `deadline_ms` and `traffic_key` are its own too. `body` refers to content in `body_slot`.
         """
-        request = template.request
         self._in_flight.check_room()
         if model.split is not None:
             request, on_response = self._route(model.split, request, on_response, traffic_key)
@@ -563,8 +563,12 @@ class RequestDispatcher:
     def _on_response(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
         if response.run and not self._is_next(pending, response):
             return
+        is_here = not self._remote.is_fetching
+        for tensor in response.outputs or ():
+            if isinstance(tensor.data, PayloadRef):
+                is_here = False
         passes_references = self._keeps_references and not pending.reads_content
-        if not self._remote.holds(pending, version, response, passes_references):
+        if is_here or not self._remote.holds(pending, version, response, passes_references):
             self._complete(pending, version, response)
 
     @contained(on_error="_response_failed")

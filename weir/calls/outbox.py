@@ -196,8 +196,9 @@ class Outbox:
         # After a loss no request is published before the streams exist again and `resend_all` sends all requests in order:
         # one that found no stream would come after requests that were accepted later.
         if self._losses == self._bus.losses:
-            for to in [to for to in self._waiting if self._unacked_frames[to] < MAX_UNACKNOWLEDGED_FRAMES]:
-                self._send(to, self._waiting.pop(to))
+            for to in tuple(self._waiting):
+                if self._unacked_frames[to] < MAX_UNACKNOWLEDGED_FRAMES:
+                    self._send(to, self._waiting.pop(to))
             if self.has_traced and not self._waiting:
                 self.has_traced = False
         if self._cancelled:
@@ -259,19 +260,24 @@ class Outbox:
             self._publish(to, self._layout.subject(queue), group)
 
     def _publish(self, to: Destination, subject: str, envelopes: list[RequestEnvelope]) -> None:
-        for frame in frames_of(envelopes):
+        for frame in (envelopes,) if len(envelopes) == 1 else frames_of(envelopes):
             self._publish_frame(to, subject, frame)
 
     @contained(on_error="_frame_failed")
     def _publish_frame(self, to: Destination, subject: str, frame: list[RequestEnvelope]) -> None:
-        self._place_bodies(to if isinstance(to, str) else to.model, frame)
+        keys, size = [], 0
+        for envelope in frame:
+            keys.append(envelope.key)
+            size += len(envelope.body)
+        if size > FRAME_INLINE_BYTES:
+            self._place_bodies(to if isinstance(to, str) else to.model, frame)
         number = next(self._frame_numbers)
         ack = f"{subjects.publish_ack(self._id)}.{number}"
         message = Frame(self._id, frame).pack()
         self._bus.publish(subject, message, ack)
         if self.has_traced:
             self._mark_sent(frame)
-        self._unacked[number] = (to, [envelope.key for envelope in frame], time.monotonic())
+        self._unacked[number] = (to, keys, time.monotonic())
         self._unacked_frames[to] += 1
         self.counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
 
@@ -291,8 +297,6 @@ class Outbox:
             self._on_rejected([envelope.key for envelope in frame], internal(_NOT_SENT))
 
     def _place_bodies(self, model: str, frame: list[RequestEnvelope]) -> None:
-        if sum([len(envelope.body) for envelope in frame]) <= FRAME_INLINE_BYTES:
-            return
         # The body of a request that is sent again may be a reference already, and is not placed a second time.
         own = [position for position, envelope in enumerate(frame) if not is_body_ref(envelope.body)]
         placed = self._payloads.place_bodies(model, [frame[position].body for position in own])

@@ -296,14 +296,12 @@ class AsgiExchange:
 
 
 def raw_error_response(error: WeirError, status: int = 0) -> tuple[bytes, bytes]:
-    """(head without its last line, body) of an error response: Triton's status (or `status`) and text, `Retry-After`."""
+    """(head without its last lines, body) of an error response: Triton's status (or `status`) and text, `Retry-After`.
+
+    Missing are `Content-Length`, what becomes of the connection, and the empty line.
+    """
     body = error_body(error.message)
     extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
     if error.retry_after_s:
         extra = b"Retry-After: %d\r\n" % error.retry_after_s
-    head = b"%sContent-Type: application/json\r\n%sContent-Length: %d\r\n" % (
-        _STATUS_LINES[status or error.http_status],
-        extra,
-        len(body),
-    )
-    return head, body
+    return b"%sContent-Type: application/json\r\n%s" % (_STATUS_LINES[status or error.http_status], extra), body

@@ -194,7 +194,8 @@ class HttpConnection(asyncio.Protocol):
         """Makes the exchange of the request and starts it, or queues it behind the requests before it."""
         self._is_in_head = False
         self._is_in_body = True
-        self._release_head()
+        if self._arrived_head_bytes or self._head_charged_bytes:
+            self._release_head()
         if self._is_rejecting:
             return
         parser = self.parser
@@ -229,7 +230,8 @@ class HttpConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The body of the request is complete."""
         self._is_in_body = False
-        self._release_head()
+        if self._arrived_head_bytes or self._head_charged_bytes:
+            self._release_head()
         if self._latest is not None and not self._latest.response_complete:
             self._latest.complete()
 
@@ -287,7 +289,7 @@ class HttpConnection(asyncio.Protocol):
         """Parses `data`. A request that can't be parsed is answered with 400, and ends this connection alone."""
         if self._is_rejecting:
             return
-        self.count_read(len(data))
+        self._turns.count(len(data))
         self._has_read_body = False
         try:
             self._feed(data)
@@ -406,7 +408,7 @@ class HttpConnection(asyncio.Protocol):
     def write_error(self, error: WeirError) -> None:
         """Writes an error response that announces the end of the connection."""
         head, body = raw_error_response(error)
-        self.transport.write(b"%bConnection: close\r\n\r\n%b" % (head, body))
+        self.transport.write(b"%bContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (head, len(body), body))
 
     def close_after_discard(self) -> None:
         """Closes the connection after `DISCARD_S`."""

@@ -32,29 +32,23 @@ MEMORY_KEY = "weir.memory"
 class RequestMemory:
     """The memory that one ASGI request holds; released when the response is complete."""
 
-    __slots__ = ("_account", "_held")
+    __slots__ = ("_held", "account")
 
     def __init__(self, account: Account) -> None:
-        self._account = account
+        self.account = account
         self._held: dict[str, int] = {}
 
     def charge(self, kind: str, size_bytes: int) -> bool:
         """Charges `size_bytes` of `kind` to the connection's account. Returns False, and charges nothing, without room."""
-        if not self._account.charge(kind, size_bytes):
+        if not self.account.charge(kind, size_bytes):
             return False
         self._held[kind] = self._held.get(kind, 0) + size_bytes
         return True
 
-    def release_some(self, kind: str, size_bytes: int) -> None:
-        """Releases part of what was charged before the response is complete."""
-        size_bytes = min(size_bytes, self._held.get(kind, 0))
-        self._held[kind] = self._held.get(kind, 0) - size_bytes
-        self._account.release(kind, size_bytes)
-
     def release(self) -> None:
         """Releases everything that is still charged."""
         for kind, size_bytes in self._held.items():
-            self._account.release(kind, size_bytes)
+            self.account.release(kind, size_bytes)
         self._held.clear()
 
 

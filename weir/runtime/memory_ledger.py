@@ -161,12 +161,12 @@ class Account:
         """Counts `size_bytes` that have arrived, or begin to wait to be sent. False where there is no room for them:
 
         then nothing is charged, the refusal is counted, and the bytes must not be kept. A closed account refuses all.
-        `holder` is whose bytes they are, if that may go beyond the share; all of the account where it has one request.
+        `holder` is whose bytes they are, if that may go beyond the share; always the account where it has one request.
         `whole_bytes` is what it will hold in the end, where it has announced that.
         """
         if self._is_closed:
             return False
-        if holder is None and not self._has_many:
+        if not self._has_many:
             holder = self
         if not self._ledger._admits(self, size_bytes, holder, whole_bytes):
             self._ledger._count_refusal(kind)
@@ -180,7 +180,7 @@ class Account:
 
         For what announces its size: it is refused before its first byte is read, and the caller counts that by `refuse`.
         """
-        if holder is None and not self._has_many:
+        if not self._has_many:
             holder = self
         return not self._is_closed and self._ledger._admits(self, size_bytes, holder, 0)
 

@@ -112,6 +112,7 @@ class Offload:
                 fd = await asyncio.shield(filling)
             except asyncio.CancelledError:
                 filling.add_done_callback(_close_filled)
+                await asyncio.wait([filling])  # the thread reads `parts`
                 raise
             try:
                 status, answer_fd = await self._ask(operation, fd, is_large)

@@ -127,7 +127,7 @@ class InferenceClient:
         self, model: ServedModel, template: RequestTemplate, body: bytes, on_response: OnResponse, deadline_ms: int = 0
     ) -> PendingRequest:
         """As `submit`, for a request of a template: `body` is packed, and small enough for a message."""
-        return self._dispatcher.submit_template(model, template, body, on_response, deadline_ms)
+        return self._dispatcher.submit_packed(model, template.request, body, on_response, deadline_ms)
 
     def caches(self, model: ServedModel) -> bool:
         """Whether responses of the model may come from a cache, so that its requests cannot use templates."""

@@ -18,8 +18,7 @@ from weir.bus.nats.headers import pack_headers, parse_headers
 from weir.bus.nats.jetstream import WRONG_LAST_SEQUENCE, StoredMessage
 from weir.bus.streams.acked_publisher import StoreAck
 from weir.calls.catalog import ServedModel
-from weir.calls.message_bodies import digest_of
-from weir.calls.request_templates import RequestTemplate
+from weir.calls.inference.documents import digest_of
 from weir.calls.tracing import Tracing
 from weir.durable.api.metrics import DurableCounters
 from weir.durable.consumer.context import ConsumerContext
@@ -165,7 +164,13 @@ class Model:
     def caches(self, _served: ServedModel) -> bool:
         return False
 
-    def submit(self, request: InferRequest, on_response: OnAnswer, traffic_key: str = "") -> Any:
+    def submit(
+        self,
+        request: InferRequest,
+        on_response: OnAnswer,
+        traffic_key: str = "",
+        served: ServedModel | None = None,
+    ) -> Any:
         SERVED.normalizer.normalize(request)
         self._keys += 1
         key = self._keys
@@ -174,16 +179,16 @@ class Model:
             asyncio.get_running_loop().call_soon(lambda: self.end(key, self.answer(request)))
         return SimpleNamespace(key=key)
 
-    def submit_template(
+    def submit_packed(
         self,
         _served: ServedModel,
-        prepared: RequestTemplate,
+        shared: InferRequest,
         _body: bytes,
         on_response: OnAnswer,
         _deadline_ms: int,
         traffic_key: str = "",
     ) -> Any:
-        return self.submit(prepared.request, on_response)
+        return self.submit(shared, on_response)
 
     def end(self, key: int, outcome: InferResponse | WeirError | None) -> None:
         on_response = self.open.pop(key, None)

@@ -14,7 +14,6 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import OnResponse
-from weir.calls.request_templates import RequestTemplate
 from weir.calls.tracing import Tracing
 from weir.gateway.admin.shared_memory import RegionPermission, SharedMemoryRegions
 from weir.gateway.context import GatewayContext
@@ -109,7 +108,13 @@ class Calculator:
         self.held: list[Callable[[], None]] = []
 
     def submit(
-        self, request: InferRequest, on_response: OnResponse, sampling: int | None = None, traffic_key: str = ""
+        self,
+        request: InferRequest,
+        on_response: OnResponse,
+        slot: None = None,
+        sampling: int | None = None,
+        traffic_key: str = "",
+        served: ServedModel | None = None,
     ) -> InferRequest:
         if request.model_name == "failing" and not isinstance(self.failure, WeirError):
             raise self.failure
@@ -128,16 +133,16 @@ class Calculator:
     def caches(self, _served: ServedModel) -> bool:
         return False
 
-    def submit_template(
+    def submit_packed(
         self,
         model: ServedModel,
-        prepared: RequestTemplate,
+        shared: InferRequest,
         body: bytes,
         on_response: OnResponse,
         deadline_ms: int = 0,
         traffic_key: str = "",
     ) -> InferRequest:
-        request = unpack_body(body, model.name, prepared.request.model_version)
+        request = unpack_body(body, model.name, shared.model_version)
         request.deadline_ms = deadline_ms
         return self.submit(request, on_response)
 

@@ -56,6 +56,7 @@ class FakeInference:
         _slot: Any = None,
         _traced: Any = None,
         traffic_key: str = "",
+        served: ServedModel | None = None,
     ) -> object:
         self.submitted.put_nowait((request, on_response))
         return SimpleNamespace(request=request, model=OneModel().resolve("m", ""))

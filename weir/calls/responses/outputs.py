@@ -61,6 +61,11 @@ class RemoteOutputFetcher:
         self._by_key: dict[int, deque[_FetchingResponse]] = {}
         self._fetching = 0
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether any responses are held."""
+        return bool(self._by_key)
+
     def holds(self, pending: PendingRequest, version: int, response: ResponseEnvelope, passes_references: bool) -> bool:
         """Whether the response is held and completed later. A caller that `passes_references` needs no output fetched."""
         responses = self._by_key.get(pending.key) if self._by_key else None

@@ -35,7 +35,7 @@ from weir.bus.streams.acked_publisher import StoreAck
 from weir.bus.streams.consumers import QueueConsumers
 from weir.bus.streams.stored_objects import remove_object
 from weir.calls.catalog import ServedModel
-from weir.calls.message_bodies import digest_of
+from weir.calls.inference.documents import digest_of
 from weir.durable.api.errors import broker_unavailable, idempotency_key_reused, recently_deleted, store_stalled
 from weir.durable.api.options import AsyncRequestOptions
 from weir.durable.api.store import DurableStore

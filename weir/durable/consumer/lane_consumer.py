@@ -24,10 +24,10 @@ from weir.bus.nats.connection import Message
 from weir.bus.nats.jetstream import parse_ack_subject
 from weir.bus.streams.pull import BoundedPull
 from weir.calls.catalog import ServedModel
-from weir.calls.message_bodies import HEADER_LENGTH, OffloadedBody, offload_body, parse_body, parse_offloaded_body
+from weir.calls.inference.documents import HEADER_LENGTH, codec_of, format_of
 from weir.durable.consumer.acknowledger import Acknowledger
 from weir.durable.consumer.context import ConsumerContext
-from weir.durable.consumer.runner import RequestRunner
+from weir.durable.consumer.runner import NO_MODEL, RequestRunner, read_body
 from weir.durable.records.object_bodies import FetchedBody
 from weir.durable.requests.fair_queue import FairQueue
 from weir.durable.requests.headers import HeaderCache, check_id
@@ -36,7 +36,6 @@ from weir.durable.requests.queue_limits import QueueLimiter
 from weir.durable.requests.request import DurableRequest, Stage
 from weir.runtime.containment import contained
 from weir.runtime.offload import OFF_LOOP_BYTES
-from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.config.parameters import QueueBounds, queue_bounds
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, unavailable
 from weir.schemas.core.requests import SEQUENCE_START, Lane
@@ -274,17 +273,17 @@ class LaneConsumer:
 
     def _after_reading(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
         """Calls `then(request)` once a helper process has parsed the body; at once for a short one."""
-        headers, limits = request.headers.content_headers, self._context.limits
-        outline = offload_body(request.model, request.version, request.body, headers, limits)
-        if outline is None:
+        codec = codec_of(format_of(request.headers.content_headers))
+        job = codec.read_job(request.document(NO_MODEL), self._context)
+        if job is None:
             then(request)
             return
         try:
-            reading = self._context.offload.start(outline.operation, outline.parts)
+            reading = self._context.offload.start(*job)
         except WeirError:  # the helpers have too many jobs; the request can wait
             asyncio.get_running_loop().call_later(_BUSY_PAUSE_S, self._read_later, request, then)
             return
-        reading.add_done_callback(partial(self._on_outline, request, outline, then))
+        reading.add_done_callback(partial(self._on_parsed, request, then))
 
     @contained(on_error="_on_unexpected_error")
     def _read_later(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
@@ -292,10 +291,9 @@ class LaneConsumer:
             self._after_reading(request, then)
 
     @contained(on_error="_on_unexpected_error")
-    def _on_outline(
+    def _on_parsed(
         self,
         request: DurableRequest,
-        outline: OffloadedBody,
         then: Callable[[DurableRequest], None],
         reading: asyncio.Future[list[memoryview]],
     ) -> None:
@@ -304,7 +302,7 @@ class LaneConsumer:
         error = reading.exception()
         if error is not None and not isinstance(error, WeirError):
             raise error
-        request.outline = outline._replace(result=error or reading.result())
+        request.parts = error or reading.result()
         then(request)
 
     def _read_headers(self, request: DurableRequest) -> bool:
@@ -577,28 +575,17 @@ def _no_callback() -> None:
     """A cancelled request without a record: it goes on."""
 
 
-_NO_CONFIG = ModelConfig(name="")
-
-
 def peek_request_id(request: DurableRequest, context: ConsumerContext) -> str:
     """The KServe id in a request's body, "" if it has none or can't be parsed; sets the format of the body.
 
     A long body that no helper process has parsed has no id: its headers could not be parsed either.
     """
     content = request.headers.content_headers
-    if request.outline is None and len(request.body) > OFF_LOOP_BYTES:
+    if not request.parts and len(request.body) > OFF_LOOP_BYTES:
         return ""
     if content.get(HEADER_LENGTH) == "0":
         return ""
     try:
-        if request.outline is not None:
-            asked, request.format = parse_offloaded_body(
-                request.model, "", request.outline, context.limits, context.find_region
-            )
-        else:
-            asked, request.format = parse_body(
-                request.model, "", request.body, content, _NO_CONFIG, context.limits, context.find_region
-            )
-        return check_id(asked.id)
+        return check_id(read_body(request, NO_MODEL, context).id)
     except WeirError:
         return ""

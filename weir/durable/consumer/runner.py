@@ -12,33 +12,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 
 from weir.bus.nats.headers import parse_headers
 from weir.calls.catalog import ServedModel
-from weir.calls.message_bodies import (
-    BodyFormat,
-    encode_response,
-    format_of,
-    long_output_specs,
-    parse_body,
-    parse_offloaded_body,
-)
+from weir.calls.in_flight import PendingRequest
+from weir.calls.inference.call import Call, Ready
+from weir.calls.inference.documents import JSON, BodyFormat, Encoded, JsonCodec, codec_of, format_of, message_of
+from weir.calls.inference.response_templates import ResponseTemplates
 from weir.calls.request_templates import MAX_HEADERS, RequestTemplate, RequestTemplates
-from weir.calls.responses.templates import ResponseTemplates
 from weir.durable.consumer.context import ConsumerContext
 from weir.durable.requests.headers import check_id
 from weir.durable.requests.request import DurableRequest, Stage
-from weir.runtime.containment import contained
 from weir.runtime.offload import ReadingFailed
+from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal
 from weir.schemas.core.request_limits import error_with_id
-from weir.schemas.core.requests import InferResponse, Lane
-from weir.schemas.core.tensors import Tensor
-from weir.schemas.kserve.offloaded import WRITE_OUTPUTS, OutputWish, write_job, written_outputs
-from weir.schemas.kserve.response import LongOutputs
+from weir.schemas.core.requests import InferRequest, Lane
 from weir.schemas.wire.terminal import Outcome
 
 logger = logging.getLogger("weir.gateway")
@@ -62,7 +52,7 @@ class RequestRunner:
         register_id: Callable[[DurableRequest], bool],
         on_retry: Callable[[DurableRequest], None],
     ) -> None:
-        self._context = context
+        self.context = context
         self._lane = lane
         self._on_room = on_room
         self._register_id = register_id
@@ -89,7 +79,7 @@ class RequestRunner:
 
     def _places(self, model: str) -> int | None:
         """How many requests the model's instances run at once; None for ensembles and decoupled models."""
-        catalog = self._context.catalog
+        catalog = self.context.catalog
         served = catalog.served_model(model)
         if served is None or served.config.is_decoupled or served.config.is_ensemble:
             return None
@@ -105,17 +95,7 @@ class RequestRunner:
         if request.request is not None:
             return True
         try:
-            content = request.headers.content_headers
-            request.format = format_of(content)
-            limits, find_region = self._context.limits, self._context.find_region
-            if request.outline is not None:
-                asked, request.format = parse_offloaded_body(
-                    request.model, request.version, request.outline, limits, find_region
-                )
-            else:
-                asked, request.format = parse_body(
-                    request.model, request.version, request.body, content, served.config, limits, find_region
-                )
+            asked = read_body(request, served, self.context)
             if not request.is_named:
                 check_id(asked.id)
             request.headers.common.apply(asked)
@@ -134,35 +114,36 @@ class RequestRunner:
 
     def reject(self, request: DurableRequest, error: WeirError) -> None:
         """Dead-letters a message that is not a valid request."""
-        self._context.counters.malformed += 1
-        self._context.recorder.dead_letter(request, error_with_id(error, request.id))
+        self.context.counters.malformed += 1
+        self.context.recorder.dead_letter(request, error_with_id(error, request.id))
 
     def begin(self, request: DurableRequest, served: ServedModel, now_ms: int) -> None:
         """Submits a request whose turn has come."""
         request.served = served
-        try:
-            template = self._find_template(request, served)
-            if template is not None:
-                if request.is_named or self._name(request, ""):
-                    self._submit_template(request, served, template, now_ms)
-            elif self.read(request, served):
-                self._submit(request, served, now_ms)
-        except WeirError as error:
-            self.failed(request, error)
+        template, packed = self._find_template(request, served), None
+        codec: JsonCodec = JSON
+        if template is not None:
+            if not request.is_named and not self._name(request, ""):
+                return
+            request.format = BodyFormat.BINARY
+            request.request = template.request
+            request.attempt_history.has_timeout = template.request.timeout_us > 0
+            packed, codec = template.pack(request.body), self._response_templates_of(template)
+        elif self.read(request, served):
+            codec = codec_of(request.format)
+        else:
             return
-        if request.pending is not None:
+        assert request.request is not None  # noqa: S101 - it was read
+        attempt = request.attempt = _Attempt(self, request, Ready(served, request.request, packed), codec, now_ms)
+        attempt.open()
+        if attempt.pending is not None:
             request.stage = Stage.RUNNING
-            self._running[request.pending.key] = request
+            self._running[attempt.pending.key] = request
 
-    def _submit(self, request: DurableRequest, served: ServedModel, now_ms: int) -> None:
-        asked = request.request
-        assert asked is not None  # noqa: S101 - it was read
-        inference = self._context.inference
-        asked.deadline_ms = _deadline_ms(request, now_ms)
-        on_response = partial(self._on_response, request)
-        request.pending = inference.submit(asked, on_response, traffic_key=_traffic_key(request, served))
+    def keep_template(self, request: DurableRequest, asked: InferRequest, served: ServedModel) -> None:
+        """Makes a template of a request that was submitted, if it can have one."""
         length = request.headers.template_length
-        if length and not inference.caches(served):
+        if length and not self.context.inference.caches(served):
             self._templates.keep(asked, request.body, length)
 
     def _find_template(self, request: DurableRequest, served: ServedModel) -> RequestTemplate | None:
@@ -171,27 +152,9 @@ class RequestRunner:
             self._served, self._templates = served, RequestTemplates()
             self._response_templates.clear()
         length = request.headers.template_length
-        if not length or request.request is not None or self._context.inference.tracing.is_on:
+        if not length or request.request is not None or self.context.inference.tracing.is_on:
             return None
         return self._templates.find(request.version, request.body, length)
-
-    def _submit_template(
-        self, request: DurableRequest, served: ServedModel, template: RequestTemplate, now_ms: int
-    ) -> None:
-        asked = template.request
-        request.format = BodyFormat.BINARY
-        request.request = asked
-        request.response_templates = self._response_templates_of(template)
-        request.attempt_history.has_timeout = asked.timeout_us > 0
-        body = template.pack(request.body)
-        request.pending = self._context.inference.submit_template(
-            served,
-            template,
-            body,
-            partial(self._on_response, request),
-            _deadline_ms(request, now_ms),
-            traffic_key=_traffic_key(request, served),
-        )
 
     def _response_templates_of(self, template: RequestTemplate) -> ResponseTemplates:
         found = self._response_templates.get(template)
@@ -205,108 +168,33 @@ class RequestRunner:
         request.name(kserve_id)
         return self._register_id(request)
 
-    @contained(on_error="_fail_unexpected")
-    def _on_response(self, request: DurableRequest, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
-        if is_final:
-            self._release(request)
-        if request.stage is not Stage.RUNNING:
-            return
-        if request.queued_responses is not None:
-            request.queued_responses.append((outcome, is_final))
-            return
-        self._handle_response(request, outcome, is_final)
-
-    def _handle_response(
-        self, request: DurableRequest, outcome: InferResponse | WeirError | None, is_final: bool
-    ) -> None:
-        if isinstance(outcome, WeirError):
-            self.failed(request, outcome)
-            return
-        try:
-            self._record_response(request, outcome, is_final)
-        except LongOutputs:
-            assert outcome is not None  # noqa: S101 - only a response has outputs
-            self._offload_outputs(request, outcome, is_final)
-        except WeirError as error:
-            self.cancel(request)
-            self.failed(request, error)
-
-    def _offload_outputs(self, request: DurableRequest, response: InferResponse, is_final: bool) -> None:
-        """Lets a helper process encode large outputs; later responses of the request wait meanwhile."""
-        assert request.request is not None  # noqa: S101 - it was submitted
-        assert request.served is not None  # noqa: S101
-        wishes = long_output_specs(request.request, response, request.served, request.format)
-        try:
-            writing = self._context.offload.start(WRITE_OUTPUTS, write_job(wishes))
-        except WeirError as error:
-            self.cancel(request)
-            self.failed(request, error)
-            return
-        request.queued_responses = deque()
-        writing.add_done_callback(partial(self._on_outputs_encoded, request, response, is_final, wishes))
-
-    @contained(on_error="_fail_unexpected")
-    def _on_outputs_encoded(
-        self,
-        request: DurableRequest,
-        response: InferResponse,
-        is_final: bool,
-        wishes: list[OutputWish],
-        writing: asyncio.Future[list[memoryview]],
-    ) -> None:
-        later, request.queued_responses = request.queued_responses or deque(), None
-        if writing.cancelled() or request.stage is not Stage.RUNNING:
-            return
-        try:
-            self._record_response(request, response, is_final, written_outputs(wishes, writing.result()))
-        except WeirError as error:
-            self.cancel(request)
-            self.failed(request, error)
-        while later and request.stage is Stage.RUNNING:
-            self._handle_response(request, *later.popleft())
-            if request.queued_responses is not None:
-                request.queued_responses.extend(later)
-                return
-
-    def _fail_unexpected(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
-        """Fails a request whose response raised an unexpected exception."""
+    def fail_unexpected(self, request: DurableRequest) -> None:
+        """Ends a request after an unexpected exception."""
+        is_running = request.stage is Stage.RUNNING
         self.cancel(request)
-        if request.stage not in (Stage.ENDING, Stage.ENDED):
-            self._context.recorder.fail(request, Outcome.FAILED, internal("the response could not be recorded"))
+        if is_running:
+            self.context.recorder.fail(request, Outcome.FAILED, internal("the response could not be recorded"))
+        elif request.stage is Stage.WAITING:
+            self.context.recorder.dead_letter(request, internal("the request could not be submitted"))
 
-    def _record_response(
-        self,
-        request: DurableRequest,
-        response: InferResponse | None,
-        is_final: bool,
-        written: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        asked, served = request.request, request.served
-        assert asked is not None  # noqa: S101 - it was submitted
-        assert served is not None  # noqa: S101
-        encoded = None
-        if response is not None:
-            if request.response_templates is not None:
-                encoded = request.response_templates.encode(response, served)
-            else:
-                encoded = encode_response(asked, response, served, request.format, written)
-            request.response_version = response.model_version
+    def respond(self, request: DurableRequest, encoded: Encoded | None, is_final: bool) -> None:
+        """Records a response, or holds it while it is unknown whether it is the last one."""
+        message = None
+        if encoded is not None:
+            message = message_of(encoded, request.format)
+            request.response_version = encoded.model_version
             self._send_held(request)
         if not is_final:
-            request.held_response = encoded  # it may be the last one, which the terminal record holds
+            request.held_response = message  # it may be the last one, which the terminal record holds
             return
-        if encoded is None:
-            encoded = request.held_response
-            if encoded is None and not served.config.is_decoupled:
-                raise internal("expected a single response, got 0")
-        self._context.policy.after(0, None, request.attempt_history)
-        headers, body = encoded or ([], b"")
-        self._context.recorder.succeed(request, headers, body, request.response_version)
+        self.context.policy.after(0, None, request.attempt_history)
+        headers, body = message or request.held_response or ([], b"")
+        self.context.recorder.succeed(request, headers, body, request.response_version)
 
     def _send_held(self, request: DurableRequest) -> None:
         """Sends the held response, which is not the last: another one, or an error, has come after it."""
         if request.held_response is not None:
-            self._context.recorder.respond(request, request.responses, *request.held_response)
+            self.context.recorder.respond(request, request.responses, *request.held_response)
             request.responses += 1
             request.held_response = None
 
@@ -315,14 +203,13 @@ class RequestRunner:
         if self.is_stopping and error.reason is Reason.STOPPING:
             return  # the next owner runs it
         now_ms = time.time_ns() // 1_000_000
-        decision = self._context.policy.after(now_ms, error, request.attempt_history)
+        decision = self.context.policy.after(now_ms, error, request.attempt_history)
         if decision.outcome is None:
             request.stage = Stage.BACKING_OFF
-            request.pending = None
-            request.request = request.response_templates = None  # its tensors have been released
+            request.attempt = request.request = None  # its tensors have been released
             self.release_object(request)  # it may wait for days; the next attempt fetches it again
             request.responses, request.held_response = 0, None
-            self._context.counters.retry(request.model)
+            self.context.counters.retry(request.model)
             asyncio.get_running_loop().call_later(max(0, decision.at_ms - now_ms) / 1000, self._retry, request)
         else:
             self._send_held(request)
@@ -332,9 +219,9 @@ class RequestRunner:
         """Ends a request with an error."""
         error = error_with_id(error, request.id)
         if outcome is Outcome.DEAD_LETTERED:
-            self._context.recorder.dead_letter(request, error)
+            self.context.recorder.dead_letter(request, error)
         else:
-            self._context.recorder.fail(request, outcome, error)
+            self.context.recorder.fail(request, outcome, error)
 
     def discard(self, request: DurableRequest) -> None:
         """Drops a request without a record: another process owns it."""
@@ -350,21 +237,84 @@ class RequestRunner:
         """Releases the memory of a body that came from an object, but keeps its digest."""
         if request.has_object:
             request.body_digest()
-            self._context.objects.release(request.body)
-            request.body, request.has_object, request.outline = b"", False, None
+            self.context.objects.release(request.body)
+            request.body, request.has_object, request.parts = b"", False, ()
 
     def cancel(self, request: DurableRequest) -> None:
         """Cancels the running attempt of a request, if there is one."""
-        if request.pending is not None:
-            self._context.inference.cancel(request.pending)
-            self._release(request)
+        attempt, request.attempt = request.attempt, None
+        if attempt is not None:
+            attempt.cancel()
 
-    def _release(self, request: DurableRequest) -> None:
-        if request.pending is not None:
+    def release(self, key: int) -> None:
+        """A request that ran has its last response, or was cancelled: another one may run."""
+        if self._running.pop(key, None) is not None:
             self._window.add_response()
-            self._running.pop(request.pending.key, None)
-            request.pending = None
             self._on_room()
+
+
+class _Attempt(Call):
+    """One attempt to run a durable request, which has been read (`ready`)."""
+
+    __slots__ = ("_key", "_now_ms", "_ready", "_request", "_runner")
+
+    def __init__(
+        self, runner: RequestRunner, request: DurableRequest, ready: Ready, codec: JsonCodec, now_ms: int
+    ) -> None:
+        super().__init__(runner.context, codec)
+        self._key = 0
+        self._now_ms = now_ms
+        self._ready = ready
+        self._request = request
+        self._runner = runner
+
+    def begin(self) -> Ready:
+        """Implements `Call.begin`."""
+        return self._ready
+
+    def submit(self, request: InferRequest, packed: bytes | None) -> PendingRequest:
+        """Implements `Call.submit`."""
+        inference, durable, served = self.services.inference, self._request, self.served
+        deadline_ms, key = _deadline_ms(durable, self._now_ms), _traffic_key(durable, served)
+        if packed is not None:
+            pending = inference.submit_packed(served, request, packed, self.on_response, deadline_ms, traffic_key=key)
+        else:
+            request.deadline_ms = deadline_ms
+            pending = inference.submit(request, self.on_response, traffic_key=key, served=served)
+            self._runner.keep_template(durable, request, served)
+        self._key = pending.key
+        return pending
+
+    def send(self, encoded: Encoded | None, is_final: bool) -> None:
+        """Implements `Call.send`."""
+        if self._request.stage is Stage.RUNNING:
+            self._runner.respond(self._request, encoded, is_final)
+
+    def fail(self, error: WeirError, is_final: bool = True) -> None:
+        """Implements `Call.fail`: an error ends the attempt."""
+        if not is_final:
+            self.cancel()
+        if self._request.stage is Stage.RUNNING or not self.is_submitted:
+            self._runner.failed(self._request, error)
+
+    def release(self) -> None:
+        """Implements `Call.release`."""
+        self._runner.release(self._key)
+
+    def _failed(self, _error: Exception, *_arguments: object) -> None:
+        self._runner.fail_unexpected(self._request)
+
+
+NO_MODEL = ServedModel("", ModelConfig(name=""), [1], {})
+"""Stands for the model of a body of which only the id is wanted."""
+
+
+def read_body(request: DurableRequest, served: ServedModel, context: ConsumerContext) -> InferRequest:
+    """The request in the body, whose format is set. Raises WeirError."""
+    request.format = format_of(request.headers.content_headers)
+    if isinstance(request.parts, WeirError):
+        raise request.parts
+    return codec_of(request.format).read(request.document(served), request.parts, context)[1]
 
 
 def _deadline_ms(request: DurableRequest, now_ms: int) -> int:

@@ -24,7 +24,7 @@ from weir.bus.naming import durable_subjects as subjects
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.jetstream import JetStream
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject, has_object, remove_object
-from weir.calls.message_bodies import digest_of
+from weir.calls.inference.documents import digest_of
 from weir.runtime.containment import contained
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError, internal, invalid, unavailable

@@ -28,7 +28,7 @@ from weir.bus.nats.connection import Bus
 from weir.bus.nats.headers import last_header, pack_headers
 from weir.bus.nats.jetstream import JetStream, StoredMessage
 from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck
-from weir.calls.message_bodies import digest_of, encode_error
+from weir.calls.inference.documents import digest_of, encode_error
 from weir.durable.api.metrics import DurableCounters
 from weir.durable.records.object_bodies import ObjectBodies
 from weir.durable.records.record_store import RecordStore

@@ -11,7 +11,7 @@
 | `traceparent`, `tracestate` | W3C trace context |
 | `Weir-Result-Ttl-Secs` | for how long the result is kept, at most as long as the server keeps results |
 | `Weir-Object` | the body lies in object store `requests` under this name; the message has no body |
-| `Content-Type`, `Inference-Header-Content-Length` | the format of the body (`weir.calls.message_bodies`) |
+| `Content-Type`, `Inference-Header-Content-Length` | the format of the body (`weir.calls.inference.documents`) |
 
 If the body has a parameter of the same meaning, the header takes precedence.
 
@@ -31,7 +31,7 @@ import msgspec
 
 from weir.bus.naming.reserved_subjects import subject_problem
 from weir.bus.nats.headers import parse_headers
-from weir.calls.message_bodies import CONTENT_TYPE, HEADER_LENGTH
+from weir.calls.inference.documents import CONTENT_TYPE, HEADER_LENGTH
 from weir.calls.request_headers import SHOWN_LENGTH, RequestHeaders, read_headers, read_number
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.request_limits import DEFAULT_LIMITS, RequestLimits
@@ -64,7 +64,7 @@ class DurableHeaders(msgspec.Struct, frozen=True, gc=False):
     object_name: str = ""
     common: RequestHeaders = msgspec.field(default_factory=RequestHeaders)
     content_headers: dict[str, str] = msgspec.field(default_factory=dict)
-    """Headers that describe the format of the body, for `weir.calls.message_bodies.parse_body`."""
+    """Headers that describe the format of the body, for `weir.calls.inference.documents.parse_body`."""
     template_length: int = 0
     """Bytes of the JSON header of a body that a request template may pack; 0 where none may."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import msgspec
@@ -11,13 +10,12 @@ import msgspec
 from weir.bus.nats.connection import Message
 from weir.bus.nats.jetstream import DeliveryInfo
 from weir.calls.catalog import ServedModel
-from weir.calls.in_flight import PendingRequest
-from weir.calls.message_bodies import BodyFormat, OffloadedBody, digest_of
-from weir.calls.responses.templates import ResponseTemplates
+from weir.calls.inference.call import Call
+from weir.calls.inference.documents import HEADER_LENGTH, BodyFormat, Document, digest_of
 from weir.durable.requests.headers import DurableHeaders
 from weir.durable.requests.retry_policy import AttemptHistory
 from weir.schemas.core.errors import WeirError
-from weir.schemas.core.requests import InferRequest, InferResponse, Lane
+from weir.schemas.core.requests import InferRequest, Lane
 from weir.schemas.wire.terminal import Outcome, TerminalRecord
 
 NO_HEADERS = DurableHeaders()
@@ -64,15 +62,11 @@ class DurableRequest(msgspec.Struct, eq=False):
     is_named: bool = False
     has_object: bool = False
     """Whether `body` came from object store `requests`."""
-    outline: OffloadedBody | None = None
-    """A long `body`, once a helper process has parsed it."""
-    queued_responses: deque[tuple[InferResponse | WeirError | None, bool]] | None = None
-    """Responses that arrived while a helper process encodes an earlier one; None while it encodes none."""
+    parts: Sequence[memoryview] | WeirError = ()
+    """What a helper process has made of a long `body`, or its error."""
     digest: str = ""
     format: BodyFormat = BodyFormat.JSON
     request: InferRequest | None = None
-    response_templates: ResponseTemplates | None = None
-    """Those of the request template that `request` belongs to, if it belongs to one."""
     served: ServedModel | None = None
     sequence: int | str = 0
     """The sequence in whose queue it is, 0 for none."""
@@ -80,7 +74,8 @@ class DurableRequest(msgspec.Struct, eq=False):
     """Whether an earlier owner may have started it."""
     response_version: str = ""
     """The version of the model that responded."""
-    pending: PendingRequest | None = None
+    attempt: Call | None = None
+    """The attempt that runs."""
     stage: Stage = Stage.WAITING
     is_counted: bool = False
     """Whether it counts among the waiting requests of its queue."""
@@ -119,6 +114,11 @@ class DurableRequest(msgspec.Struct, eq=False):
         if not self.is_named:
             self.is_named = True
             self.id = self.headers.id or kserve_id or self.id
+
+    def document(self, served: ServedModel) -> Document:
+        """Its body, for a codec."""
+        length = self.headers.content_headers.get(HEADER_LENGTH)
+        return Document(served, self.model, self.version, self.body, length)
 
     def body_digest(self) -> str:
         """The digest of the body."""

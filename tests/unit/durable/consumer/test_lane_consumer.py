@@ -94,10 +94,10 @@ async def test_an_exception_ends_one_request_and_no_other(name: str, monkeypatch
 
 
 async def test_a_body_that_breaks_its_parser_goes_to_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    def parse(_model: str, _version: str, data: bytes, *_rest: Any) -> Any:
+    def parse(*_arguments: Any) -> Any:
         raise RecursionError
 
-    monkeypatch.setattr("weir.durable.consumer.runner.parse_body", parse)
+    monkeypatch.setattr("weir.durable.consumer.runner.read_body", parse)
     async with one_lane() as lane:
         lane.deliver(body_of(1), Nats_Msg_Id="r")
         assert await lane.settled("r") == {"r": "dead-lettered"}

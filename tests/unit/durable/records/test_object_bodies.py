@@ -14,7 +14,7 @@ from nats.js.errors import ServerError
 
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.jetstream import JetStream, StoredMessage
-from weir.calls.message_bodies import digest_of
+from weir.calls.inference.documents import digest_of
 from weir.durable.records import object_bodies as objects
 from weir.durable.records.object_bodies import FetchedBody, ObjectBodies
 from weir.runtime.memory_ledger import MemoryLedger

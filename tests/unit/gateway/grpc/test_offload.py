@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from tritonclient.grpc import service_pb2
 
+from weir.gateway.grpc import offload
 from weir.gateway.grpc.codec import MAX_FIELDS, decode_request, decode_split, request_from_message, split_request
-from weir.gateway.grpc.offload import LONG_BYTES, is_long, offload_parts, offloaded_message, read_request
+from weir.gateway.grpc.offload import LONG_BYTES, offloaded_message, read_job, read_request
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.request_limits import DEFAULT_LIMITS
 from weir.schemas.core.requests import InferRequest, RequestedOutput
@@ -38,7 +40,10 @@ def read_both_ways(data: bytes) -> tuple[Any, Any]:
 
     def in_steps() -> InferRequest:
         split = split_request(data)
-        parts = read_request([memoryview(part) for part in offload_parts(split)])
+        with patch.object(offload, "LONG_BYTES", -1):
+            job = read_job(split)
+        assert job is not None
+        parts = read_request([memoryview(part) for part in job.parts])
         return request_from_message(*offloaded_message(split, list(map(memoryview, parts))), DEFAULT_LIMITS, region)
 
     return outcome(at_once), outcome(in_steps)
@@ -96,9 +101,9 @@ def test_requests_and_rejections_are_the_same(request_message: Any, more: bytes)
 
 def test_what_is_long() -> None:
     raw = message(inputs=[RAW], raw_input_contents=[bytes(4 * LONG_BYTES)])
-    assert not is_long(split_request(raw.SerializeToString()))
+    assert read_job(split_request(raw.SerializeToString())) is None
     ints = message(inputs=[typed("A", "INT32", [LONG_BYTES], int_contents=[1] * LONG_BYTES)])
-    assert is_long(split_request(ints.SerializeToString()))
+    assert read_job(split_request(ints.SerializeToString())) is not None
 
 
 def test_far_too_many_fields_are_rejected_before_they_are_parsed() -> None:

@@ -17,8 +17,7 @@ from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadArena, PayloadBudget
 from weir.calls.payload_store import PayloadStore
 from weir.gateway.http.exchange import InferExchange
-from weir.http_server.connection import HttpConnection
-from weir.http_server.read_turns import TURN_BYTES
+from weir.http_server.read_turns import TURN_BYTES, ReadTurns
 from weir.http_server.stall_detection import STALL_PERIOD_S
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import internal
@@ -116,7 +115,7 @@ def test_what_arrives_of_a_rejected_body_is_not_written_into_its_slot(payloads: 
         await eventually(lambda: payloads.slots_in_use == 1)
         exchange: Any = connection._latest
         await eventually(lambda: exchange.received_bytes > SIZE // 3)
-        slot = exchange._slot
+        slot = exchange.body.slot
         frontend.check_progress(1000.0)
         frontend.check_progress(1000.0 + STALL_PERIOD_S)
         status, _ = await head(reader)
@@ -149,13 +148,13 @@ def test_other_connections_have_their_turn_while_a_large_body_arrives(
     monkeypatch.setattr("tests.support.gateway.http_frontend.asyncio.run", uvloop.run)
     content = bytes(6_000_000)
     turns = [0]
-    count_read = HttpConnection.count_read
+    count = ReadTurns.count
 
-    def spy(connection: HttpConnection, size: int) -> None:
+    def spy(read_turns: ReadTurns, size: int) -> None:
         turns[-1] += size
-        count_read(connection, size)
+        count(read_turns, size)
 
-    monkeypatch.setattr(HttpConnection, "count_read", spy)
+    monkeypatch.setattr(ReadTurns, "count", spy)
 
     def next_turn() -> None:
         turns.append(0)

@@ -14,8 +14,8 @@ from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadArena, PayloadBudget
 from weir.calls.payload_store import PayloadStore
 from weir.durable.api.reporting import read_ledger
+from weir.gateway.http.body import SLOT_AFTER_BYTES
 from weir.gateway.http.compression import BodyInflation
-from weir.gateway.http.exchange import SLOT_AFTER_BYTES
 from weir.gateway.inflation import STEP_BYTES
 from weir.gateway.metrics.weir import memory_families, refusal_family
 from weir.http_server.connection import MAX_HEAD_BYTES

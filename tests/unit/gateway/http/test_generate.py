@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.support.gateway.http_frontend import HttpFrontend, chunk, head, run
-from weir.gateway.http import generate as generation
+from weir.calls.inference import call
+from weir.gateway.http.generate import WRONG_COUNT
 from weir.schemas.core.errors import internal
 from weir.schemas.core.requests import InferResponse
 from weir.schemas.core.tensors import Tensor
@@ -80,7 +81,7 @@ def test_generate_requires_one_response() -> None:
         status, headers = await head(reader)
         assert (status, headers["content-type"]) == (200, "application/json")
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
-        assert body == {"error": generation.WRONG_COUNT}
+        assert body == {"error": WRONG_COUNT}
         await frontend.inference.cancelled.wait()
         writer.close()
 
@@ -103,7 +104,7 @@ def test_a_client_that_disconnects_cancels_its_request(name: str, answers: int) 
 
 
 def test_a_client_that_does_not_read_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "MAX_UNREAD_BYTES", 1 << 20)
+    monkeypatch.setattr(call, "MAX_WAITING_BYTES", 1 << 20)
 
     async def scenario(frontend: HttpFrontend) -> None:
         reader, _writer = await frontend.post("generate_stream", {"text": "hello"})

@@ -2,20 +2,30 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import OnResponse
-from weir.gateway.http import generate as generation
-from weir.gateway.http.generate import WRONG_COUNT, GenerateEvent, GenerateRequest
-from weir.http_server.connection_memory import RequestMemory
+from weir.calls.inference import call as waiting
+from weir.calls.inference.documents import Document
+from weir.gateway.http.generate import WRONG_COUNT, GenerateCall, GenerateEvent
+from weir.http_server.asgi import CONNECTION_KEY
+from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory
 from weir.runtime.memory_ledger import MemoryLedger
+from weir.runtime.offload import Offload
+from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, internal, not_found
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
 from weir.schemas.kserve.response import error_body
+
+STREAMS = {"name": "m", "model_transaction_policy": {"decoupled": True}}
+SERVED = ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {})
 
 
 class FakeInference:
@@ -25,7 +35,7 @@ class FakeInference:
         self.cancelled = 0
         self.answer: OnResponse = lambda _outcome, _is_final: None
 
-    def submit(self, _request: InferRequest, on_response: OnResponse, traffic_key: str) -> Any:
+    def submit(self, _request: InferRequest, on_response: OnResponse, traffic_key: str, served: ServedModel) -> Any:
         self.answer = on_response
         return object()
 
@@ -41,18 +51,26 @@ def event(text: str) -> GenerateEvent:
     return GenerateEvent(200, f'{{"OUT":"{text}","model_name":"m","model_version":"1"}}'.encode())
 
 
-def run(scenario: Callable[[FakeInference, GenerateRequest], Awaitable[None]]) -> FakeInference:
+def call_of(inference: FakeInference, memory: RequestMemory | None = None, on_abort: Callable[[], Any] = int) -> Any:
+    """A call that is submitted."""
+    connection = SimpleNamespace(raw_headers=None, abort=on_abort)
+    request = SimpleNamespace(headers={}, scope={CONNECTION_KEY: connection, MEMORY_KEY: memory})
+    context = SimpleNamespace(inference=inference, offload=Offload(), limits=DEFAULT_LIMITS)
+    made = GenerateCall(context, request, Document(SERVED, "m", "", b"{}"))  # type: ignore[arg-type]
+    made.open()
+    return made
+
+
+def run(scenario: Callable[[FakeInference, GenerateCall], Awaitable[None]]) -> FakeInference:
     async def main() -> FakeInference:
         inference = FakeInference()
-        made = GenerateRequest(inference)  # type: ignore[arg-type]
-        made.start(InferRequest("m"))
-        await asyncio.wait_for(scenario(inference, made), 5)
+        await asyncio.wait_for(scenario(inference, call_of(inference)), 5)
         return inference
 
     return asyncio.run(main())
 
 
-async def every(made: GenerateRequest) -> list[GenerateEvent]:
+async def every(made: GenerateCall) -> list[GenerateEvent]:
     events = []
     while (next_event := await made.next()) is not None:
         events.append(next_event)
@@ -60,7 +78,7 @@ async def every(made: GenerateRequest) -> list[GenerateEvent]:
 
 
 def test_responses_come_in_order() -> None:
-    async def scenario(inference: FakeInference, made: GenerateRequest) -> None:
+    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
         reading = asyncio.create_task(every(made))
         for text in "abc":
             await asyncio.sleep(0)
@@ -73,14 +91,14 @@ def test_responses_come_in_order() -> None:
 
 @pytest.mark.parametrize("texts", ["", "a", "abc"])
 def test_an_end_with_and_without_a_response(texts: str) -> None:
-    async def bare(inference: FakeInference, made: GenerateRequest) -> None:
+    async def bare(inference: FakeInference, made: GenerateCall) -> None:
         for text in texts:
             inference.answer(response(text), False)
         inference.answer(None, True)
         assert await every(made) == [event(text) for text in texts]
         assert await made.next() is None
 
-    async def with_answer(inference: FakeInference, made: GenerateRequest) -> None:
+    async def with_answer(inference: FakeInference, made: GenerateCall) -> None:
         for number, text in enumerate(texts):
             inference.answer(response(text), number == len(texts) - 1)
         assert await every(made) == [event(text) for text in texts]
@@ -91,7 +109,7 @@ def test_an_end_with_and_without_a_response(texts: str) -> None:
 
 
 def test_an_error_is_an_event_with_its_status() -> None:
-    async def scenario(inference: FakeInference, made: GenerateRequest) -> None:
+    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
         inference.answer(response("a"), False)
         inference.answer(not_found("gone"), True)
         assert await every(made) == [event("a"), GenerateEvent(404, b'{"error":"gone"}')]
@@ -100,7 +118,7 @@ def test_an_error_is_an_event_with_its_status() -> None:
 
 
 def test_an_output_that_can_not_be_written_is_an_error() -> None:
-    async def scenario(inference: FakeInference, made: GenerateRequest) -> None:
+    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
         half = Tensor.from_numpy("OUT", np.zeros([2], np.float16), "FP16")
         inference.answer(InferResponse("m", "1", outputs=[half]), True)
         (told,) = await every(made)
@@ -129,7 +147,7 @@ WRONG = error_body(WRONG_COUNT)
 def test_the_only_response(
     outcomes: list[tuple[InferResponse | WeirError | None, bool]], expected: GenerateEvent, cancelled: int
 ) -> None:
-    async def scenario(inference: FakeInference, made: GenerateRequest) -> None:
+    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
         waiting = asyncio.create_task(made.single())
         for outcome in outcomes:
             await asyncio.sleep(0)
@@ -140,7 +158,7 @@ def test_the_only_response(
 
 
 def test_a_disconnect_cancels_the_request_once() -> None:
-    async def scenario(inference: FakeInference, made: GenerateRequest) -> None:
+    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
         inference.answer(response("a"), False)
         reading = asyncio.create_task(every(made))
         await asyncio.sleep(0)
@@ -152,7 +170,7 @@ def test_a_disconnect_cancels_the_request_once() -> None:
 
 
 def test_a_disconnect_after_the_end_cancels_nothing() -> None:
-    async def scenario(inference: FakeInference, made: GenerateRequest) -> None:
+    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
         inference.answer(response("a"), True)
         made.close()
 
@@ -160,13 +178,12 @@ def test_a_disconnect_after_the_end_cancels_nothing() -> None:
 
 
 def test_the_request_of_a_reader_that_falls_behind_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "MAX_UNREAD_BYTES", 10_000)
+    monkeypatch.setattr(waiting, "MAX_WAITING_BYTES", 10_000)
     overflows = []
 
     async def main() -> None:
         inference = FakeInference()
-        made = GenerateRequest(inference, lambda: overflows.append(1))  # type: ignore[arg-type]
-        made.start(InferRequest("m"))
+        made = call_of(inference, None, lambda: overflows.append(1))
         sent = 0
         while not inference.cancelled:
             inference.answer(response("x" * 100), False)
@@ -186,11 +203,10 @@ def test_responses_that_wait_for_their_reader_are_charged_and_bounded_by_the_led
 
     async def main() -> None:
         inference = FakeInference()
-        made = GenerateRequest(inference, lambda: overflows.append(1), RequestMemory(account))  # type: ignore[arg-type]
-        made.start(InferRequest("m"))
+        made = call_of(inference, RequestMemory(account), lambda: overflows.append(1))
         for _ in range(4):
             inference.answer(response("x" * 1000), False)
-        assert ledger.held_bytes == {"unsent": 4 * (len(event("x" * 1000).body) + generation._EVENT_BYTES)}
+        assert 3 * 1000 < ledger.held_bytes["unsent"] < 4 * 1300  # the first one is on its way
         assert await made.next() == event("x" * 1000)
         while not inference.cancelled:
             inference.answer(response("x" * 1000), False)
@@ -203,9 +219,9 @@ def test_responses_that_wait_for_their_reader_are_charged_and_bounded_by_the_led
 
 
 def test_one_large_response_is_no_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generation, "MAX_UNREAD_BYTES", 100)
+    monkeypatch.setattr(waiting, "MAX_WAITING_BYTES", 100)
 
-    async def scenario(inference: FakeInference, made: GenerateRequest) -> None:
+    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
         inference.answer(response("x" * 1000), True)
         assert await every(made) == [event("x" * 1000)]
 

@@ -186,10 +186,10 @@ def test_a_header_length_that_is_no_number_ends_its_own_request_alone(length: st
     run(scenario)
 
 
-@pytest.mark.parametrize("method", ["start", "_submit", "_on_response"])
+@pytest.mark.parametrize("method", ["open", "on_response"])
 @pytest.mark.usefixtures("single_response")
 def test_an_unexpected_exception_is_answered_with_500(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = SITES[f"weir.gateway.http.exchange:InferExchange.{method}"]
+    site = SITES[f"weir.calls.inference.call:Call.{method}"]
     calls = iter([False, True, False])  # the second of three requests meets it
 
     def raises_once(*arguments: Any) -> Any:
@@ -205,7 +205,7 @@ def test_an_unexpected_exception_is_answered_with_500(method: str, monkeypatch: 
         writer.write(infer() * 3)
         answers = []
         for number in range(3):
-            if number != 1 or method == "_on_response":
+            if number != 1 or method == "on_response":
                 (await frontend.next_request())[1](internal("expected"), True)
             answers.append(await read_response(reader))
         expected, unexpected = (500, {"error": "expected"}), (500, {"error": "internal server error"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any, cast
 
 import orjson
@@ -12,15 +13,17 @@ from weir.bus.nats.headers import parse_headers
 from weir.calls.catalog import ServedModel
 from weir.calls.request_headers import read_headers
 from weir.gateway.nats import call as nats_call
-from weir.gateway.nats.call import NatsCall, requested_window
+from weir.gateway.nats.call import NatsCall, NatsRequest, requested_window
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import Offload
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.request_limits import RequestLimits
-from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.requests import InferResponse
 from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.regions import no_regions
 
+BODY = b'{"inputs":[]}'
 STREAMS = {"name": "m", "model_transaction_policy": {"decoupled": True}}
 
 
@@ -29,17 +32,28 @@ class Caller:
 
     max_payload_bytes = 1 << 20
 
-    def __init__(self, window: int = 0, ledger: MemoryLedger | None = None, offload: Offload | None = None) -> None:
+    def __init__(
+        self, window: int = 0, ledger: MemoryLedger | None = None, offload: Offload | None = None, body: bytes = BODY
+    ) -> None:
         self.sent: list[tuple[dict[str, str], bytes, str]] = []
         self.cancellations = 0
         self.ended: list[NatsCall] = []
         self.ledger = ledger or MemoryLedger()
+        served = ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {})
+        context = SimpleNamespace(
+            catalog=SimpleNamespace(resolve=lambda _name, _version: served),
+            inference=SimpleNamespace(submit=lambda *_, **__: "pending", cancel=self._cancel),
+            ledger=self.ledger,
+            limits=RequestLimits(),
+            offload=offload or Offload(),
+            find_region=no_regions,
+        )
+        message = NatsRequest("m", "", {"weir-window": str(window)}, body)
         subjects = nats_call.ReplySubjects("reply", "flow")
-        self.call = NatsCall(cast(Any, self), subjects, self.ledger.account("nats"), self.ended.append, offload)
-        self.call.begin(InferRequest("m"), ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {}), window)
-        self.call.cancel = self._cancel
+        self.call = NatsCall(cast(Any, context), cast(Any, self), subjects, message, self.ended.append)
+        self.call.open()
 
-    def _cancel(self) -> None:
+    def _cancel(self, _pending: object) -> None:
         self.cancellations += 1
 
     def publish(self, subject: str, data: bytes, reply: str, header_block: bytes) -> None:
@@ -49,7 +63,8 @@ class Caller:
 
     def on_response(self, size: int = 10, is_final: bool = False) -> None:
         output = Tensor("OUT", "UINT8", [size], bytes(size))
-        self.call.on_response(InferResponse("m", "1", "", [output], None), is_final)
+        if not self.ended:  # as the dispatcher does
+            self.call.on_response(InferResponse("m", "1", "", [output], None), is_final)
 
     @property
     def error(self) -> str:
@@ -88,18 +103,17 @@ async def test_a_call_without_acknowledgements_ends_even_after_the_final_respons
 
 async def test_what_waits_of_all_requests_is_bounded_by_the_ledger() -> None:
     ledger = MemoryLedger(20_000)
-    first, second = Caller(1, ledger), Caller(1, ledger)
-    first.call.charge_body(1000)
+    first, second = Caller(1, ledger, body=BODY.ljust(1000)), Caller(1, ledger)
     for caller in (first, first, first, second, second):
         caller.on_response(1000)
-    assert 7000 < ledger.total_bytes == ledger.held_bytes["nats"] < 9000
+    assert 4000 < ledger.total_bytes == ledger.held_bytes["nats"] < 5000
     while not second.ended:
         second.on_response(1000)
     assert "fallen behind" in second.error
     assert not first.ended
-    with pytest.raises(WeirError, match="too many unfinished requests") as raised:
-        Caller(1, ledger).call.charge_body(9900)
-    assert raised.value.retry_after_s == 1
+    third = Caller(1, ledger, body=BODY.ljust(15_000))
+    assert "too many unfinished requests" in third.error
+    assert third.sent[0][0]["retry-after"] == "1"
     first.call.disconnected()
     assert (first.cancellations, ledger.total_bytes) == (1, 0)
 

@@ -58,7 +58,9 @@ class Inference:
         self.submitted: list[tuple[InferRequest, Callable[..., None]]] = []
         self.cancelled: list[object] = []
 
-    def submit(self, request: InferRequest, on_response: Callable[..., None], traffic_key: str) -> InferRequest:
+    def submit(
+        self, request: InferRequest, on_response: Callable[..., None], traffic_key: str, served: ServedModel
+    ) -> InferRequest:
         self.submitted.append((request, on_response))
         return request
 
@@ -86,7 +88,7 @@ class World:
             ledger=self.ledger,
             limits=RequestLimits(),
             offload=Offload(),
-            regions=SimpleNamespace(find=None),
+            find_region=None,
         )
         self.frontend = NatsFrontend(cast(Any, self.bus), "gateway", cast(Any, context))
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.gateway.nats.test_call import Caller
-from weir.gateway.nats.call import MAX_UNREAD_BYTES
+from weir.calls.inference.call import MAX_WAITING_BYTES
 from weir.runtime.offload import Offload
 from weir.schemas.core.errors import invalid
 from weir.schemas.kserve.response import MAX_WRITTEN_BYTES
@@ -40,7 +40,7 @@ async def test_responses_come_in_order(window: int) -> None:
 async def test_a_model_that_is_faster_than_the_helper_is_not_the_caller_s_fault() -> None:
     offload = Offload()
     caller = Caller(offload=offload)
-    count = MAX_UNREAD_BYTES // LONG + 2
+    count = MAX_WAITING_BYTES // LONG + 2
     for number in range(count):
         caller.on_response(LONG, is_final=number == count - 1)
     await ended(caller)

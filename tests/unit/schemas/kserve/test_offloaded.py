@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgpack
@@ -20,17 +20,17 @@ from weir.schemas.kserve import offloaded
 from weir.schemas.kserve.generate import build_generate_response, parse_generate_request
 from weir.schemas.kserve.json_tensors import json_data, json_pieces
 from weir.schemas.kserve.msgpack_documents import build_msgpack_response, parse_msgpack_request
-from weir.schemas.kserve.offloaded import BodyPart
+from weir.schemas.kserve.offloaded import BodyPart, Job
 from weir.schemas.kserve.request import parse_infer_request, read_document
-from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, LongOutputs, build_infer_response
+from weir.schemas.kserve.response import MAX_WRITTEN_BYTES, build_infer_response
 
 LONG = MAX_WRITTEN_BYTES // 4 + 1000
 
 
-def in_helper(operation: str, parts: Sequence[BodyPart]) -> list[memoryview]:
+def in_helper(job: Job) -> list[memoryview]:
     """What `weir.runtime.offload` does, without a process."""
-    run = getattr(offloaded, operation.partition(":")[2])
-    result: Iterable[BodyPart | Iterable[BodyPart]] = run([memoryview(bytes(part)) for part in parts])
+    run = getattr(offloaded, job.operation.partition(":")[2])
+    result: Iterable[BodyPart | Iterable[BodyPart]] = run([memoryview(bytes(part)) for part in job.parts])
     return [
         memoryview(bytes(part) if isinstance(part, (bytes, bytearray, memoryview)) else b"".join(map(bytes, part)))
         for part in result
@@ -60,7 +60,7 @@ def read_both_ways(body: bytes, header_length: int | None = None) -> tuple[Any, 
         length = len(body) if header_length is None else header_length
         content = memoryview(body)[length:]
         job = offloaded.json_job("m", "1", body[:length], len(content), DEFAULT_LIMITS)
-        document = offloaded.outline_document(in_helper(offloaded.READ_JSON, job))
+        document = offloaded.outline_document(in_helper(job))
         return read_document("m", "1", document, content, DEFAULT_LIMITS, region)
 
     return outcome(at_once), outcome(in_steps)
@@ -151,7 +151,7 @@ def test_msgpack_requests_are_the_same(document: Any) -> None:
 
     def in_steps() -> InferRequest:
         job = offloaded.msgpack_job("m", "1", body, DEFAULT_LIMITS)
-        outline = offloaded.outline_document(in_helper(offloaded.READ_MSGPACK, job))
+        outline = offloaded.outline_document(in_helper(job))
         return read_document("m", "1", outline, memoryview(b""), DEFAULT_LIMITS, region)
 
     assert outcome(lambda: parse_msgpack_request("m", "1", body, DEFAULT_LIMITS, region)) == outcome(in_steps)
@@ -163,7 +163,7 @@ def test_generate_requests_are_the_same(body: bytes) -> None:
     config = ModelConfig.model_validate({"name": "m", "backend": "python", "max_batch_size": 2, "input": [declared]})
 
     def in_steps() -> InferRequest:
-        parts = in_helper(offloaded.READ_GENERATE, offloaded.generate_job("m", "1", body, config, DEFAULT_LIMITS))
+        parts = in_helper(offloaded.generate_job("m", "1", body, config, DEFAULT_LIMITS))
         return offloaded.outlined_request("m", "1", parts)
 
     assert outcome(lambda: parse_generate_request("m", "1", body, config)) == outcome(in_steps)
@@ -211,10 +211,9 @@ def labels(_name: str) -> list[str]:
 def answered(request: InferRequest, response: InferResponse, is_msgpack: bool = False) -> Any:
     """The answer by way of a helper process, which must be needed."""
     build: Any = build_msgpack_response if is_msgpack else build_infer_response
-    with pytest.raises(LongOutputs):
-        build(request, response, labels, False)
-    wishes = offloaded.long_wishes(request, response, labels, False, is_msgpack)
-    written = offloaded.written_outputs(wishes, in_helper(offloaded.WRITE_OUTPUTS, offloaded.write_job(wishes)))
+    job = offloaded.output_job(request, response, labels, False, is_msgpack)
+    assert job is not None
+    written = offloaded.written_outputs(in_helper(job))
     return build(request, response, labels, False, written)
 
 
@@ -226,19 +225,17 @@ def response_of(*tensors: Tensor) -> InferResponse:
     return InferResponse("m", "1", "id", [*tensors], {"p": 1})
 
 
-def test_a_response_with_long_outputs_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_response_with_long_outputs_is_the_same() -> None:
     response = response_of(small("A"), OUTPUTS["FP32"], OUTPUTS["BYTES"], small("B"), OUTPUTS["INT8"], OUTPUTS["NAN"])
     wishes = [RequestedOutput(name) for name in ("A", "FP32", "BYTES", "B", "NAN")]
     wishes.append(RequestedOutput("INT8", binary=True))
     request = InferRequest("m", id="id", outputs=wishes)
     chunks, header_length = answered(request, response)
     assert len(chunks) > 2
-    monkeypatch.setattr("weir.schemas.kserve.response.MAX_WRITTEN_BYTES", 1 << 40)
     whole, whole_length = build_infer_response(request, response, labels, False)
     assert header_length == whole_length
     assert b"".join(chunks) == b"".join(whole)
     without_binary = InferRequest("m", outputs=[RequestedOutput("FP32")])
-    monkeypatch.undo()
     chunks, header_length = answered(without_binary, response)
     assert header_length is None
     assert orjson.loads(b"".join(chunks))["outputs"][0]["shape"] == [LONG]
@@ -246,12 +243,10 @@ def test_a_response_with_long_outputs_is_the_same(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("binary", [False, True])
 @pytest.mark.parametrize("is_msgpack", [False, True])
-def test_classes_of_long_outputs_are_the_same(binary: bool, is_msgpack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_of_long_outputs_are_the_same(binary: bool, is_msgpack: bool) -> None:
     request = InferRequest("m", outputs=[RequestedOutput("FP32", binary, class_count=3), RequestedOutput("A", True)])
     response = response_of(OUTPUTS["FP32"], small("A"))
     found = answered(request, response, is_msgpack)
-    monkeypatch.setattr("weir.schemas.kserve.response.MAX_WRITTEN_BYTES", 1 << 40)
-    monkeypatch.setattr("weir.schemas.kserve.msgpack_documents.MAX_WRITTEN_BYTES", 1 << 40)
     build: Any = build_msgpack_response if is_msgpack else build_infer_response
     whole = build(request, response, labels, False)
     if is_msgpack:
@@ -262,5 +257,5 @@ def test_classes_of_long_outputs_are_the_same(binary: bool, is_msgpack: bool, mo
 
 def test_generate_responses_are_the_same() -> None:
     response = response_of(OUTPUTS["BYTES"], small("A"))
-    (text,) = in_helper(offloaded.WRITE_GENERATE, offloaded.generate_response_job(response))
+    (text,) = in_helper(offloaded.generate_response_job(response))
     assert bytes(text) == build_generate_response(response)

@@ -12,11 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.calls.catalog import ServedModel
-from weir.calls.message_bodies import BodyFormat, digest_of, encode_error, encode_response, format_of, parse_body
+from weir.calls.inference.documents import (
+    HEADER_LENGTH,
+    BodyFormat,
+    Document,
+    ReadRules,
+    codec_of,
+    digest_of,
+    encode_error,
+    format_of,
+    message_of,
+)
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.request_limits import DEFAULT_LIMITS
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
+from weir.schemas.kserve.regions import no_regions
 
 INPUT = {"name": "IN", "data_type": "TYPE_INT8", "dims": [-1]}
 CONFIG = ModelConfig.model_validate({"name": "m", "max_batch_size": 4, "input": [INPUT]})
@@ -34,7 +46,9 @@ FORMS = {
 
 
 def parsed(headers: dict[str, str], body: bytes) -> tuple[InferRequest, BodyFormat]:
-    return parse_body("m", "2", body, headers, CONFIG)
+    body_format = format_of(headers)
+    document = Document(SERVED, "m", "2", body, headers.get(HEADER_LENGTH))
+    return codec_of(body_format).read(document, (), ReadRules(DEFAULT_LIMITS, no_regions))[1], body_format
 
 
 @pytest.mark.parametrize("body_format", BodyFormat)
@@ -44,7 +58,7 @@ def test_a_request_is_the_same_in_each_form_and_answered_in_it(body_format: Body
     [tensor] = request.inputs
     assert (request.model_version, tensor.shape, bytes(tensor.data)) == ("2", [1, 3], CONTENT)
     response = InferResponse("m", "2", "", [Tensor("OUT", "INT8", [1, 3], CONTENT)], None)
-    headers, body = encode_response(request, response, SERVED, found)
+    headers, body = message_of(codec_of(found).write(SERVED, request, response, ()), found)
     named = {name.lower(): value for name, value in headers}
     assert named["content-type"] == body_format.value
     row = {"name": "OUT", "datatype": "INT8", "shape": [1, 3]}
