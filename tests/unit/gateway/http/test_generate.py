@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.gateway.http_frontend import HttpFrontend, chunk, head, run
 from weir.calls.inference import call
-from weir.gateway.http.generate import WRONG_COUNT
+from weir.gateway.http.events import WRONG_COUNT
 from weir.schemas.core.errors import internal
 from weir.schemas.core.requests import InferResponse
 from weir.schemas.core.tensors import Tensor

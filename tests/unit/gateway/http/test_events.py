@@ -12,7 +12,8 @@ from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import OnResponse
 from weir.calls.inference import call as waiting
 from weir.calls.inference.documents import Document
-from weir.gateway.http.generate import WRONG_COUNT, GenerateCall, GenerateEvent
+from weir.gateway.http.events import WRONG_COUNT, Event, EventCall
+from weir.gateway.http.generate import GenerateCodec
 from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory
 from weir.runtime.memory_ledger import MemoryLedger
@@ -47,8 +48,8 @@ def response(text: str) -> InferResponse:
     return InferResponse("m", "1", outputs=[Tensor.from_numpy("OUT", np.array([text], object), "BYTES")])
 
 
-def event(text: str) -> GenerateEvent:
-    return GenerateEvent(200, f'{{"OUT":"{text}","model_name":"m","model_version":"1"}}'.encode())
+def event(text: str) -> Event:
+    return Event(200, f'{{"OUT":"{text}","model_name":"m","model_version":"1"}}'.encode())
 
 
 def call_of(inference: FakeInference, memory: RequestMemory | None = None, on_abort: Callable[[], Any] = int) -> Any:
@@ -56,12 +57,12 @@ def call_of(inference: FakeInference, memory: RequestMemory | None = None, on_ab
     connection = SimpleNamespace(raw_headers=None, abort=on_abort)
     request = SimpleNamespace(headers={}, scope={CONNECTION_KEY: connection, MEMORY_KEY: memory})
     context = SimpleNamespace(inference=inference, offload=Offload(), limits=DEFAULT_LIMITS)
-    made = GenerateCall(context, request, Document(SERVED, "m", "", b"{}"))  # type: ignore[arg-type]
+    made = EventCall(context, GenerateCodec(), request, Document(SERVED, "m", "", b"{}"))  # type: ignore[arg-type]
     made.open()
     return made
 
 
-def run(scenario: Callable[[FakeInference, GenerateCall], Awaitable[None]]) -> FakeInference:
+def run(scenario: Callable[[FakeInference, EventCall], Awaitable[None]]) -> FakeInference:
     async def main() -> FakeInference:
         inference = FakeInference()
         await asyncio.wait_for(scenario(inference, call_of(inference)), 5)
@@ -70,7 +71,7 @@ def run(scenario: Callable[[FakeInference, GenerateCall], Awaitable[None]]) -> F
     return asyncio.run(main())
 
 
-async def every(made: GenerateCall) -> list[GenerateEvent]:
+async def every(made: EventCall) -> list[Event]:
     events = []
     while (next_event := await made.next()) is not None:
         events.append(next_event)
@@ -78,7 +79,7 @@ async def every(made: GenerateCall) -> list[GenerateEvent]:
 
 
 def test_responses_come_in_order() -> None:
-    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
+    async def scenario(inference: FakeInference, made: EventCall) -> None:
         reading = asyncio.create_task(every(made))
         for text in "abc":
             await asyncio.sleep(0)
@@ -91,14 +92,14 @@ def test_responses_come_in_order() -> None:
 
 @pytest.mark.parametrize("texts", ["", "a", "abc"])
 def test_an_end_with_and_without_a_response(texts: str) -> None:
-    async def bare(inference: FakeInference, made: GenerateCall) -> None:
+    async def bare(inference: FakeInference, made: EventCall) -> None:
         for text in texts:
             inference.answer(response(text), False)
         inference.answer(None, True)
         assert await every(made) == [event(text) for text in texts]
         assert await made.next() is None
 
-    async def with_answer(inference: FakeInference, made: GenerateCall) -> None:
+    async def with_answer(inference: FakeInference, made: EventCall) -> None:
         for number, text in enumerate(texts):
             inference.answer(response(text), number == len(texts) - 1)
         assert await every(made) == [event(text) for text in texts]
@@ -109,16 +110,16 @@ def test_an_end_with_and_without_a_response(texts: str) -> None:
 
 
 def test_an_error_is_an_event_with_its_status() -> None:
-    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
+    async def scenario(inference: FakeInference, made: EventCall) -> None:
         inference.answer(response("a"), False)
         inference.answer(not_found("gone"), True)
-        assert await every(made) == [event("a"), GenerateEvent(404, b'{"error":"gone"}')]
+        assert await every(made) == [event("a"), Event(404, b'{"error":"gone"}')]
 
     run(scenario)
 
 
 def test_an_output_that_can_not_be_written_is_an_error() -> None:
-    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
+    async def scenario(inference: FakeInference, made: EventCall) -> None:
         half = Tensor.from_numpy("OUT", np.zeros([2], np.float16), "FP16")
         inference.answer(InferResponse("m", "1", outputs=[half]), True)
         (told,) = await every(made)
@@ -136,18 +137,18 @@ WRONG = error_body(WRONG_COUNT)
     [
         ([(response("a"), True)], event("a"), 0),
         ([(response("a"), False), (None, True)], event("a"), 0),
-        ([(internal("no"), True)], GenerateEvent(500, b'{"error":"no"}'), 0),
-        ([(None, True)], GenerateEvent(200, WRONG), 0),
-        ([(response("a"), False), (response("b"), True)], GenerateEvent(200, WRONG), 0),
-        ([(response("a"), False), (response("b"), False)], GenerateEvent(200, WRONG), 1),
-        ([(response("a"), False), (internal("no"), True)], GenerateEvent(200, WRONG), 0),
-        ([(not_found("no"), False), (response("b"), True)], GenerateEvent(404, WRONG), 0),
+        ([(internal("no"), True)], Event(500, b'{"error":"no"}'), 0),
+        ([(None, True)], Event(200, WRONG), 0),
+        ([(response("a"), False), (response("b"), True)], Event(200, WRONG), 0),
+        ([(response("a"), False), (response("b"), False)], Event(200, WRONG), 1),
+        ([(response("a"), False), (internal("no"), True)], Event(200, WRONG), 0),
+        ([(not_found("no"), False), (response("b"), True)], Event(404, WRONG), 0),
     ],
 )
 def test_the_only_response(
-    outcomes: list[tuple[InferResponse | WeirError | None, bool]], expected: GenerateEvent, cancelled: int
+    outcomes: list[tuple[InferResponse | WeirError | None, bool]], expected: Event, cancelled: int
 ) -> None:
-    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
+    async def scenario(inference: FakeInference, made: EventCall) -> None:
         waiting = asyncio.create_task(made.single())
         for outcome in outcomes:
             await asyncio.sleep(0)
@@ -158,7 +159,7 @@ def test_the_only_response(
 
 
 def test_a_disconnect_cancels_the_request_once() -> None:
-    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
+    async def scenario(inference: FakeInference, made: EventCall) -> None:
         inference.answer(response("a"), False)
         reading = asyncio.create_task(every(made))
         await asyncio.sleep(0)
@@ -170,7 +171,7 @@ def test_a_disconnect_cancels_the_request_once() -> None:
 
 
 def test_a_disconnect_after_the_end_cancels_nothing() -> None:
-    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
+    async def scenario(inference: FakeInference, made: EventCall) -> None:
         inference.answer(response("a"), True)
         made.close()
 
@@ -221,7 +222,7 @@ def test_responses_that_wait_for_their_reader_are_charged_and_bounded_by_the_led
 def test_one_large_response_is_no_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "MAX_WAITING_BYTES", 100)
 
-    async def scenario(inference: FakeInference, made: GenerateCall) -> None:
+    async def scenario(inference: FakeInference, made: EventCall) -> None:
         inference.answer(response("x" * 1000), True)
         assert await every(made) == [event("x" * 1000)]
 
