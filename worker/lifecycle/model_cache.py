@@ -266,10 +266,14 @@ class ModelCache:
         return [snapshot for used_s, snapshot in sorted(found) if used_s < time.time() - for_s]
 
     def _used(self) -> set[Path]:
-        used = set()
-        for link in self._root.glob(f"{PREFIX}*/models/*"):
-            with contextlib.suppress(OSError):
-                used.add(Path(os.readlink(link)).parent)
+        used: set[Path] = set()
+        for folder in self._root.glob(f"{PREFIX}*"):
+            links: list[str] = []
+            with contextlib.suppress(FileNotFoundError):  # its worker has ended
+                links = os.listdir(folder / "models")
+            for link in links:
+                with contextlib.suppress(FileNotFoundError):  # it was replaced
+                    used.add(Path(os.readlink(folder / "models" / link)).parent)
         return used
 
     def _mark_used(self) -> None:
