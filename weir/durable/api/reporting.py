@@ -166,14 +166,14 @@ def _histogram(histograms: Sequence[HistogramCounters]) -> HistogramCounters:
 class CounterReporter:
     """Replies to `statistics.query` with the counters of this process: `read()`, and those of its response cache.
 
-    The process is `weir durable`, or a gateway in the `group` of one.
+    The process is `weir durable`, a gateway in the `group` of one, or without `read` a gateway that has a cache.
     """
 
     def __init__(
         self,
         bus: Bus,
         id: str,
-        read: Callable[[], ConsumerCounters],
+        read: Callable[[], ConsumerCounters] | None,
         read_cache: Callable[[], list[dict[str, Any]]],
         group: str = "",
     ) -> None:
@@ -206,6 +206,6 @@ class CounterReporter:
                 "born_ns": self._born_ns,
                 "models": self._read_cache(),
                 "leaving": leaving,
-                "consumer": msgspec.to_builtins(self._read()),
+                "consumer": self._read and msgspec.to_builtins(self._read()),
             }
         )
