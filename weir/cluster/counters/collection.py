@@ -153,27 +153,20 @@ class Statistics:
 
     def processes(self) -> Iterator[tuple[str, str, ProcessReading]]:
         """Role, name and resource usage of each live process that reports it."""
-        for gateway in self._gateways.current.values():
-            if gateway.consumer is not None and gateway.consumer.process is not None:
-                yield gateway.role, gateway.gateway, gateway.consumer.process
-        for scheduler in self._schedulers.current.values():
-            if scheduler.process is not None:
-                yield "scheduler", scheduler.scheduler, scheduler.process
-        for worker in self._workers.current.values():
-            if worker.process is not None:
-                yield "worker", worker.worker, worker.process
+        return ((role, name, found.process) for role, name, found in self._live() if found.process is not None)
 
     def health(self) -> Iterator[tuple[str, str, HealthCounters]]:
         """Role, name and condition of each live process that reports it."""
+        return ((role, name, found.health) for role, name, found in self._live() if found.health is not None)
+
+    def _live(self) -> Iterator[tuple[str, str, ConsumerCounters | SchedulerCounters | WorkerCounters]]:
         for gateway in self._gateways.current.values():
-            if gateway.consumer is not None and gateway.consumer.health is not None:
-                yield gateway.role, gateway.gateway, gateway.consumer.health
+            if gateway.consumer is not None:
+                yield gateway.role, gateway.gateway, gateway.consumer
         for scheduler in self._schedulers.current.values():
-            if scheduler.health is not None:
-                yield "scheduler", scheduler.scheduler, scheduler.health
+            yield "scheduler", scheduler.scheduler, scheduler
         for worker in self._workers.current.values():
-            if worker.health is not None:
-                yield "worker", worker.worker, worker.health
+            yield "worker", worker.worker, worker
 
     def schedulers(self) -> list[SchedulerCounters]:
         """The counters of live schedulers, and the last ones of departed schedulers, with empty queues."""
