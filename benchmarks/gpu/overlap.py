@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.gpu.networks import network, write_files, write_model
@@ -140,8 +139,3 @@ def picture(spans: Sequence[Span], width: int = 900) -> str:
             parts.append(f'<rect x="{x:.1f}" y="{top}" width="{length:.1f}" height="24" fill="{colours[row]}"/>')
     parts.append(f'<text x="80" y="122" fill="#333333">{(end - begin) / 1e3:.2f} ms, {BATCHES} batches</text></svg>')
     return "\n".join(parts) + "\n"
-
-
-def pictures_in(folder: Path) -> list[Path]:
-    """The pictures that a run has left with its results."""
-    return sorted(folder.glob("*.svg"))

@@ -41,7 +41,6 @@ CONFIG = ModelConfig.model_validate(
     }
 )
 SERVED = {"m": ServedModel("m", CONFIG, [1, 2], {})}
-STREAMER = CONFIG.model_copy(update={"name": "stream"})
 
 
 class Models:

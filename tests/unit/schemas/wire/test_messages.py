@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
-import msgspec
 import pytest
 
 from weir.schemas.core.errors import ErrorCode, WeirError
@@ -52,18 +51,6 @@ def test_responses_and_their_end() -> None:
     assert answers[2].timestamps == {"QUEUE_START": 5}
     assert answers[3].outputs is None
     assert len(rows[-1]) == 3, "what is answered once carries nothing of this"
-
-
-class ResponseBefore(msgspec.Struct, array_like=True):
-    """A row of responses as releases decode it whose `Timestamps` were numbers only."""
-
-    key: int
-    outcome: object
-    detail: object
-    is_final: bool = True
-    timestamps: dict[str, int] | None = None
-    run: str = ""
-    number: int = 0
 
 
 TRACED: Timestamps = {"QUEUE_START": 5, "BATCH_ID": 6, "SCHEDULER": "scheduler-1", "WORKER": "worker-2"}
