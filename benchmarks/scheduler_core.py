@@ -23,7 +23,12 @@ from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import BatchCompletion, Completions, Frame, RequestEnvelope
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    Completions,
+    Frame,
+    RequestEnvelope,
+)
 
 ROUNDS = 200
 MAX_BATCH_SIZE = 32
@@ -132,7 +137,7 @@ def decisions(case: Case) -> tuple[float, float]:
         nonlocal batches_sent, answered
         now_us = next(times)
         for batch_id in running:
-            answered += len(model.complete(now_us, batch_id, 0, 300)[0])
+            answered += len(model.complete(now_us, BatchEnded(batch_id, 300))[0])
         for _ in range(frames):
             enqueue(now_us, size, flags)
         batches, _ = model.dispatch(now_us)
@@ -175,7 +180,7 @@ async def service_us_per_request(batch_size: int) -> float:
     messages: list[tuple[Message, Message]] = []
     for number in range(ROUNDS * calls):
         frame = Frame("gateway-0", [part(number * batch_size + i) for i in range(batch_size)]).pack()
-        done = Completions("worker-0", [BatchCompletion(number + 1, 0, 300)]).pack()
+        done = Completions("worker-0", [BatchEnded(number + 1, 300)]).pack()
         ack = f"$JS.ACK.LIVE.live-model.1.{number}.{number}.1700000000000000000.0"
         messages.append((Message("inbox.scheduler-0.model", ack, frame, ""), Message("done.scheduler-0", "", done, "")))
     coming = iter(messages)

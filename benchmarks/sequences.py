@@ -33,7 +33,10 @@ from tritonclient.grpc import aio
 from weir.scheduler.batching.request import NO_FRAME, requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import RequestEnvelope
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    RequestEnvelope,
+)
 
 STREAM_SEQUENCES = 250
 """Sequences that share a stream."""
@@ -222,7 +225,7 @@ def policy_requests_per_s(live: int, batches: int = 20_000) -> float:
     running = model.dispatch(next(times))[0]
     for _ in range(batches):
         batch = running.pop(0)
-        model.complete(next(times), batch.id, 0, 100)
+        model.complete(next(times), BatchEnded(batch.id, 100))
         served += len(batch.requests)
         for request in batch.requests:
             send(int(request.correlation_id), 0)

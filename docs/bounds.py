@@ -175,8 +175,9 @@ weir.scheduler.service.owned_queue:MAX_TOTAL_BUFFERED_BYTES | frames of all queu
 weir.scheduler.service.owned_queue:MIN_BUFFERED_BYTES | frames that each queue may always hold | the rest stays in the stream
 weir.scheduler.placement.desired_workers:MAX_DESIRED | workers a queue asks for | no more are asked for
 weir.scheduler.batching.dynamic_batcher:MAX_BATCH_BYTES | bodies of one batch | the next batch takes the rest
-weir.scheduler.batching.microbatcher:MAX_MICROBATCH_REQUESTS | requests of a microbatch | the next batch takes the rest
-weir.scheduler.batching.microbatcher:MAX_MICROBATCH_US | expected microseconds of all executions of a microbatch | the next batch takes the rest
+weir.scheduler.placement.window:MAX_WINDOW | batches of one request that an instance holds | the others wait
+weir.scheduler.placement.window:MAX_WINDOW_US | expected microseconds of all batches in the window of an instance | the others wait
+weir.scheduler.placement.instances:MAX_BACKOFF_US | microseconds for which an instance that has returned a batch gets none | it gets one again
 weir.scheduler.batching.version_scheduler:MAX_DIRECT_US | expected microseconds of a batch of a model whose requests a worker may start itself | it may not
 weir.scheduler.service.messages:GRANT_MS | milliseconds for which it may | a request goes to the scheduler
 weir.scheduler.batching.request_queue:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
@@ -198,8 +199,10 @@ weir.worker.ensembles.request:MAX_RUNS | runs of a request to an ensemble whose 
 weir.worker.ensembles.request:STEP_TIMEOUT_S | wait for a step with `max_inflight_requests` | it exceeds the limit
 weir.worker.direct_dispatch:MAX_AHEAD_US | expected microseconds of requests started without the scheduler, by instance | the next ones go to the scheduler
 weir.worker.ensembles.step_templates:MAX_TEMPLATES | templates of an ensemble's steps | all are made again
-weir.worker.execution.batch_execution:MAX_HELD_S | wait of responses for those behind them in a microbatch | they are sent
-weir.worker.execution.batch_execution:MAX_STUCK_S | wait of a microbatch behind a request that does not end | back to the queue
+weir.worker.execution.updates:MAX_HELD_S | wait of responses for those of the next batches of their instance | they are sent
+weir.worker.batch_dispatch:MAX_STUCK_S | wait of several batches behind one that does not end | back to the queue
+weir.worker.execution.instance:MAX_TOGETHER | batches that go to the process of an instance in one message | the others wait
+weir.worker.execution.instance:MAX_TOGETHER_BYTES | their bodies | the others wait
 weir.worker.execution.batch_execution:MAX_RESCHEDULED | rescheduled requests of an instance whose responses are numbered on | the stream of the oldest ends with an error
 weir.worker.execution.statistics:MAX_RESPONSE_INDEXES | responses of a request with their own counters | counted with the last
 weir.worker.backends.python.calls:MAX_UNSENT_BYTES | responses for a Python model that its process has not read | the call ends with an error

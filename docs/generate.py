@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 import weir.worker.python_stub
 from docs import asyncapi, metrics, openapi
@@ -102,16 +103,19 @@ def _default(option: Option) -> str:
 
 def message_fields() -> str:
     """The messages between roles, with their fields."""
-    envelope, entry, batch, completion, cancelled, runs = (
+    envelope, entry, batch, cancelled, runs = (
         ", ".join(fields)
         for fields in (
             RequestEnvelope._fields,
             BatchEntry._fields,
             BatchMessage.__struct_fields__,
-            BatchCompletion._fields,
             CancelledRequests._fields,
             DirectRuns._fields,
         )
+    )
+    completion = " or ".join(
+        f"({', '.join((str(kind.__struct_config__.tag), *kind.__struct_fields__))})"
+        for kind in get_args(BatchCompletion)
     )
     api_request, api_response, observe, batch_report, batch_end, trace_report = (
         ", ".join(record.__struct_fields__)
@@ -120,7 +124,7 @@ def message_fields() -> str:
     batched = ", ".join(BatchedRequest._fields)
     rows = [
         ("frame", "gateway → scheduler", f"gateway, [envelope …] with envelope = ({envelope})"),
-        ("batch", "scheduler → worker", f"{batch} with entry = ({entry})"),
+        ("batches", "scheduler → worker", f"[batch …] with batch = ({batch}) and entry = ({entry})"),
         (
             "responses",
             "worker → gateway",
@@ -130,7 +134,7 @@ def message_fields() -> str:
         (
             "completions",
             "worker → scheduler",
-            f"worker, [completion …], [direct runs …] with completion = ({completion}) and direct runs = ({runs}), which "
+            f"worker, [completion …], [direct runs …] with completion = {completion} and direct runs = ({runs}), which "
             "few messages have",
         ),
         ("cancel", "gateway → scheduler", "gateway, keys"),

@@ -17,7 +17,10 @@ from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import NO_FRAME, QueuedRequest, requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    RequestEnvelope,
+)
 
 _WITHOUT_OWNER = 5
 _ANY_TENSORS = """
@@ -223,7 +226,7 @@ class _Run:
             self._at(wake_us, lambda _now_us: None)
 
     def _end(self, now_us: int, batch: Batch, took_us: int) -> None:
-        self._model.complete(now_us, batch.id, BatchOutcome.ANSWERED, took_us)
+        self._model.complete(now_us, BatchEnded(batch.id, took_us))
 
     def _refused(self, now_us: int, requests: Iterable[QueuedRequest]) -> None:
         for request in requests:

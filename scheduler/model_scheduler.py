@@ -21,7 +21,6 @@ from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
 from weir.scheduler.batching.custom_strategy import GuardedStrategy
 from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
-from weir.scheduler.batching.microbatcher import Microbatcher, forms_microbatches
 from weir.scheduler.batching.request import DuplicateDelivery, QueuedRequest
 from weir.scheduler.batching.request_queue import QueueRules
 from weir.scheduler.batching.retry import UnservedTimeout
@@ -34,6 +33,7 @@ from weir.scheduler.batching.version_scheduler import (
     VersionScheduler,
     concatenate,
 )
+from weir.scheduler.placement.window import runs_singly
 from weir.scheduler.sequences.scheduler import (
     NO_FORMER_SEQUENCES,
     FormerSequence,
@@ -46,7 +46,7 @@ from weir.scheduler.sequences.sequence import CorrelationId
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
 from weir.schemas.core.requests import SEQUENCE_START, Lane
-from weir.schemas.wire.messages import BatchOutcome, StartedSequence
+from weir.schemas.wire.messages import BatchCompletion, BatchEnded, BatchReleased, StartedSequence
 
 LATEST = -1
 
@@ -396,18 +396,17 @@ class ModelScheduler:
                 wake_at_us = version_us
         return batches, wake_at_us
 
-    def complete(
-        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
-    ) -> Ended:
+    def complete(self, now_us: int, completion: BatchCompletion) -> Ended:
         """Handles the end of a batch, or an instance that is free while its batch goes on."""
         for version in self._all:
-            ended = version.complete(now_us, batch_id, outcome, busy_us, rescheduled)
+            ended = version.complete(now_us, completion)
             if ended is not None:
                 self._forget(ended)
-                if outcome == BatchOutcome.ANSWERED and not rescheduled:  # the common case
+                if type(completion) is BatchEnded and not completion.rescheduled:
                     return ended
-                is_stranded = (outcome != BatchOutcome.RELEASED or bool(rescheduled)) and _is_stranded(version)
-                return concatenate([ended, self._route()]) if is_stranded else ended
+                if isinstance(completion, BatchReleased):
+                    return ended
+                return concatenate([ended, self._route()]) if _is_stranded(version) else ended
         return NOTHING_ENDED
 
     def batches_missing(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
@@ -552,7 +551,7 @@ def batcher_for(config: ModelConfig, strategy: GuardedStrategy | None = None) ->
         return EnsembleBatcher()
     dynamic = config.dynamic_batching
     if dynamic is None:
-        return Microbatcher() if forms_microbatches(config) else DefaultBatcher()
+        return DefaultBatcher(runs_singly=runs_singly(config))
     return DynamicBatcher(
         max_batch_size=config.max_batch_size,
         preferred_batch_sizes=dynamic.preferred_batch_size,

@@ -28,18 +28,19 @@ from weir.schemas.core.errors import WeirError, internal, invalid
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, PayloadRef, Tensor, as_array
 from weir.schemas.wire.messages import (
+    BatchEnded,
     BatchEntry,
     BatchMessage,
-    BatchOutcome,
+    BatchReleased,
     ResponseEnvelope,
     unpack_responses,
 )
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backends.registry import BackendRegistry
 from weir.worker.devices.gpus import WorkerDevices
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import ModelEnvironment, ModelInstance
 from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.updates import BatchUpdate
 from weir.worker.lifecycle.loader import ModelLoader
 
 __all__ = ["BackendRun", "run_backend"]
@@ -199,12 +200,7 @@ class BackendRun:
                     received[row.key].append(self._outcome(row, instance))
                     if row.is_final:
                         open_requests.discard(row.key)
-            completion = update.completion
-            if completion is None or completion.outcome == BatchOutcome.RELEASED:
-                continue  # responses are still to come
-            unended.discard(completion.batch_id)
-            if completion.outcome != BatchOutcome.ANSWERED:
-                raise internal(f"the batch was not answered ({BatchOutcome(completion.outcome).name}): see the log")
+            unended -= _ended(update)
         return [[received[entry.key] for entry in message.entries] for message in messages]
 
     def _request(self, inputs: Inputs, outputs: Sequence[str]) -> InferRequest:
@@ -245,3 +241,12 @@ def _array(value: Any, datatype: str) -> np.ndarray:
         array[:] = flat
         return array.reshape(given.shape)
     return np.asarray(value, DATATYPES[datatype].numpy)
+
+
+def _ended(update: BatchUpdate) -> set[int]:
+    """The ids of the batches that have ended, those whose responses are still to come left out."""
+    ends = [completion for completion in update.completions if not isinstance(completion, BatchReleased)]
+    for end in ends:
+        if not isinstance(end, BatchEnded):
+            raise internal(f"the batch was not answered ({type(end).__name__}): see the log")
+    return {end.batch_id for end in ends}

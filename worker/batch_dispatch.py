@@ -11,9 +11,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, ValuesView
 from functools import partial
-from itertools import count
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 
 from weir.bus.links.framing import Outgoing
 from weir.bus.naming import subjects
@@ -26,9 +25,15 @@ from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import (
     NO_REPLY,
     BatchCompletion,
+    BatchEnded,
+    Batches,
+    BatchLost,
     BatchMessage,
-    BatchOutcome,
+    BatchNotRun,
+    BatchRefused,
+    BatchReleased,
     Completions,
+    NotRunReason,
     QueueOwner,
     RunningCancellation,
     SlotRelease,
@@ -37,11 +42,10 @@ from weir.schemas.wire.messages import (
 )
 from weir.worker.direct_dispatch import DirectDispatcher
 from weir.worker.ensembles.instance import EnsembleInstance
-from weir.worker.execution.batch_execution import MAX_HELD_S, MAX_STUCK_S, BatchUpdate
 from weir.worker.execution.instance import ModelInstance
-from weir.worker.execution.microbatch import Microbatch
 from weir.worker.execution.remote_payloads import RemotePayloads
 from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.updates import MAX_HELD_S, BatchUpdate
 from weir.worker.lifecycle.loader import LoadResult
 from weir.worker.lifecycle.served_version import AnyInstance, ServedVersion
 from weir.worker.sequence_reports import SequenceRoll
@@ -51,9 +55,11 @@ logger = logging.getLogger("weir.worker")
 MAX_QUEUES = 65_536
 """Queues whose owners are remembered. Their names come from messages only, so the number has to be bounded."""
 
-
 MAX_CALLERS = 4096
 """Callers that are remembered as having sent a request."""
+
+MAX_STUCK_S = 0.05
+"""For how long no batch of an instance may end until those that have not started are returned."""
 
 
 class OwnershipFence:
@@ -132,9 +138,8 @@ class BatchDispatcher:
         self._direct.serve(self.models)
         self._arenas: dict[str, AnyInstance] = {}
         # By (scheduler, batch id): added by the event loop, removed by the publishing threads.
-        self._held: dict[tuple[str, int], RunningBatch | Microbatch] = {}
-        self._microbatches: dict[int, Microbatch] = {}  # by the ids of their open parts
-        self._part_ids = count(-1, -1)
+        self._held: dict[tuple[str, int], RunningBatch] = {}
+        self._watched: set[ModelInstance] = set()  # instances with batches that wait
         self._is_draining = False
         self._idle = asyncio.Event()
         self._malformed_messages = 0
@@ -143,7 +148,7 @@ class BatchDispatcher:
     async def start(self) -> None:
         """Subscribes to batches, cancellations and releases of payload slots."""
         await self._fence.start(self._bus)
-        await self._bus.subscribe_with_links(subjects.work(self._worker_id), self._on_batch)
+        await self._bus.subscribe_with_links(subjects.work(self._worker_id), self._on_batches)
         await self._bus.subscribe_with_links(subjects.cancelled(self._worker_id), self._on_cancelled)
         await self._bus.subscribe_with_links(subjects.release(self._worker_id), self._on_release)
 
@@ -158,7 +163,7 @@ class BatchDispatcher:
         return sum(instance.slots_held for instance in list(self._arenas.values()))
 
     @property
-    def held(self) -> ValuesView[RunningBatch | Microbatch]:
+    def held(self) -> ValuesView[RunningBatch]:
         """The batches that have not ended."""
         return self._held.values()
 
@@ -196,105 +201,102 @@ class BatchDispatcher:
 
     # From instances to the bus
 
-    def publish(self, update: BatchUpdate) -> None:
-        """Publishes responses and the completion of a batch; called in any thread."""
-        self._publish(update)
-
     @contained(on_error="_publishing_failed")
-    def _publish(self, update: BatchUpdate) -> None:
-        completion = update.completion
+    def publish(self, update: BatchUpdate) -> None:
+        """Publishes responses and completions of batches; called in any thread."""
         if update.scheduler == self._worker_id:
             self._direct.update(update)
-            return
-        if completion is not None and completion.batch_id < 0:
-            is_released = completion.outcome == BatchOutcome.RELEASED
-            parts, part = self._microbatches, completion.batch_id
-            (parts[part] if is_released else parts.pop(part)).part_updated(update)
-            return
-        self._send(update)
+        else:
+            self._send(update)
 
     def _send(self, update: BatchUpdate) -> None:
         """Sends the responses, then the completions: a scheduler forgets the requests when it receives the completion. The
-        batch leaves the heartbeats after both: a scheduler takes a batch that is in neither for lost.
+        batches leave the heartbeats after both: a scheduler takes a batch that is in neither for lost.
         """
-        checkpoints: list[Outgoing] = []
-        responses: list[Outgoing] = []
-        completions: dict[str, list[BatchCompletion]] = {}
-        for each in (update, *update.others):
-            checkpoints += each.first
-            responses += [(subjects.reply(gateway), data) for gateway, data in each.responses if gateway != NO_REPLY]
-            if each.completion is not None:
-                completions.setdefault(each.scheduler, []).append(each.completion)
-        ends = [(subjects.done(id), Completions(self._worker_id, of).pack()) for id, of in completions.items()]
+        responses = [(subjects.reply(gateway), data) for gateway, data in update.responses if gateway != NO_REPLY]
+        ends: list[Outgoing] = []
+        if update.completions:
+            message = Completions(self._worker_id, update.completions)
+            ends.append((subjects.done(update.scheduler), message.pack()))
         on_sent = partial(self._on_sent, update)
-        if checkpoints:
-            # The broker stores them in order with the responses, which must not leave before.
-            self._publisher.publish([*checkpoints, *responses, *ends], on_sent)
+        if update.first:
+            # The broker stores checkpoints in order with the responses, which must not leave before.
+            self._publisher.publish([*update.first, *responses, *ends], on_sent)
         else:
             self._publisher.send(responses, ends, on_sent)
 
     def _publishing_failed(self, _error: Exception, update: BatchUpdate) -> None:
-        """Reports the batch as lost, so that the scheduler runs it again. An update of an open batch is tried once more."""
-        if update.others:
-            for each in (update._replace(others=()), *update.others):
-                self._publish(each)
-            return
-        completion = update.completion
+        """Reports the batches as lost, so that the scheduler runs them again. Without any, it tries once more."""
+        lost = BatchUpdate(
+            update.scheduler,
+            [
+                each if isinstance(each, BatchReleased) else BatchLost(each.batch_id, getattr(each, "busy_us", 0))
+                for each in update.completions
+            ],
+        )
         if update.scheduler == self._worker_id:
-            if completion is not None:
-                lost = completion._replace(outcome=BatchOutcome.UNANSWERED)
-                self._direct.update(BatchUpdate(update.scheduler, lost))
-            return
-        if completion is None or completion.outcome == BatchOutcome.RELEASED:
+            self._direct.update(lost)
+        elif all(isinstance(each, BatchReleased) for each in update.completions):
             self._send(update)
-            return
-        lost = BatchCompletion(completion.batch_id, BatchOutcome.UNANSWERED, completion.busy_us)
-        if lost.batch_id < 0:
-            microbatch = self._microbatches.pop(lost.batch_id, None)
-            if microbatch is not None:
-                microbatch.part_updated(BatchUpdate(update.scheduler, lost))
         else:
-            message = subjects.done(update.scheduler), Completions(self._worker_id, [lost]).pack()
-            self._publisher.send((), (message,), partial(self._on_sent, update))
+            self._send(lost)
 
     def _on_sent(self, update: BatchUpdate) -> None:
-        for other in update.others:
-            self._on_sent(other)
-        completion = update.completion
-        if completion is None or completion.outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
-            return
-        key = update.scheduler, completion.batch_id
-        ended = self._held.get(key)
-        if isinstance(ended, RunningBatch) and ended.sequence_ids:
-            self.sequences.ended(ended)  # ahead of its removal, which reports wait for
-        self._held.pop(key, None)
+        for completion in update.completions:
+            if isinstance(completion, BatchReleased):
+                continue
+            key = update.scheduler, completion.batch_id
+            ended = self._held.get(key)
+            if ended is not None and ended.sequence_ids:
+                self.sequences.ended(ended)  # ahead of its removal, which reports wait for
+            self._held.pop(key, None)
         if self._is_draining and not self._held:
             self._loop.call_soon_threadsafe(self._idle.set)
 
-    def _complete(self, batch: BatchMessage, outcome: BatchOutcome, epoch: int = 0) -> None:
-        self.publish(BatchUpdate(batch.scheduler, BatchCompletion(batch.batch_id, outcome, 0, (), epoch)))
-
     # From the bus to instances
 
-    def _on_batch(self, message: Message) -> None:
+    def _on_batches(self, message: Message) -> None:
         try:
-            batch = BatchMessage.unpack(message.data)
+            batches = Batches.unpack(message.data).batches
         except MalformedMessage as error:
             self._malformed_messages += 1
-            logger.warning("dropped a malformed batch message: %s", error)
+            logger.warning("dropped a malformed message with batches: %s", error)
             return
-        for gateway in {entry.gateway for entry in batch.entries} - self._callers:
-            # It may have opened a link since: all of its responses leave through that, in order.
-            self._bus.links.accept_waiting()
-            if len(self._callers) >= MAX_CALLERS:
-                self._callers.clear()
-            self._callers.add(gateway)
-        self._accept(batch)
+        callers = self._callers
+        for batch in batches:
+            for entry in batch.entries:
+                if entry.gateway not in callers:
+                    self._note_caller(entry.gateway)
+        if len(batches) == 1:
+            self._accept(batches[0])
+            return
+        for batch in batches:
+            self._accept(batch, True)
+        for instance in dict.fromkeys(map(self._instance_of, batches)):
+            if instance is not None:
+                self._flush(instance)
+
+    def _note_caller(self, gateway: str) -> None:
+        # It may have opened a link since: all of its responses leave through that, in order.
+        self._bus.links.accept_waiting()
+        if len(self._callers) >= MAX_CALLERS:
+            self._callers.clear()
+        self._callers.add(gateway)
+
+    def _instance_of(self, batch: BatchMessage) -> ModelInstance | None:
+        result = self.models.get(batch.model)
+        served = None if result is None else result.served.get(batch.version)
+        instance = None if served is None else served.instance(batch.instance)
+        return instance if isinstance(instance, ModelInstance) else None
+
+    @contained()
+    def _flush(self, instance: ModelInstance) -> None:
+        instance.flush()
 
     @contained(on_error="_dispatch_failed")
-    def _accept(self, batch: BatchMessage) -> None:
+    def _accept(self, batch: BatchMessage, more_follow: bool = False) -> None:
         if self._remote is None or not self._remote.needs_fetch(batch):
-            self._dispatch(batch)
+            self._dispatch(batch, None, more_follow)
             return
         running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch, self._worker_id)
         result = self.models.get(batch.model)
@@ -304,11 +306,11 @@ class BatchDispatcher:
         self._remote.fetch(running, with_tensors, partial(self._dispatch, batch, running))
 
     @contained(on_error="_dispatch_failed")
-    def _dispatch(self, batch: BatchMessage, fetched: RunningBatch | None = None) -> None:
+    def _dispatch(self, batch: BatchMessage, fetched: RunningBatch | None = None, more_follow: bool = False) -> None:
         """Submits the batch to its instance. `fetched` is the batch with its remote payloads, if it waited for them."""
         newer_epoch = self._fence.newer_epoch(batch)
         if newer_epoch:
-            self._complete(batch, BatchOutcome.REFUSED, newer_epoch)
+            self._complete(batch.scheduler, BatchRefused(batch.batch_id, newer_epoch))
             return
         if batch.grant is not None:
             self._direct.granted(batch, batch.grant)
@@ -319,25 +321,33 @@ class BatchDispatcher:
             self._reject(batch)
             return
         instance = served.instance(batch.instance)
-        if instance is None:
-            self._complete(batch, BatchOutcome.UNANSWERED)
+        if instance is None and served.is_numbered:
+            self._complete(batch.scheduler, BatchLost(batch.batch_id))
             return
         # The model may have been reloaded since the batch was sent: its present configuration counts.
-        if len(batch.entries) > 1 and (batch.is_series or served.runs_alone) and isinstance(instance, ModelInstance):
-            if served.model.config.is_decoupled:
-                # Streams are identified by scheduler and batch, which parts of a microbatch do not have.
-                self._complete(batch, BatchOutcome.NOT_RUN)
-            elif instance.runs_microbatches:
-                self._submit_whole(batch, instance, fetched)
-            else:
-                self._submit_microbatch(batch, instance, fetched)
+        if instance is None or (len(batch.entries) > 1 and served.runs_alone):
+            self._complete(batch.scheduler, BatchNotRun(batch.batch_id, NotRunReason.GONE))
+            return
+        if isinstance(instance, EnsembleInstance):
+            running = self._held[batch.scheduler, batch.batch_id] = fetched or RunningBatch(batch, self._worker_id)
+            instance.submit(running)
+            return
+        reason = served.obstacle(instance)
+        if reason is not None:
+            self._complete(batch.scheduler, BatchNotRun(batch.batch_id, reason))
             return
         running = self._held[batch.scheduler, batch.batch_id] = fetched or RunningBatch(batch, self._worker_id)
-        instance.submit(running)
+        instance.submit(running, more_follow)
+        if instance.held > 1 and instance not in self._watched:
+            self._watched.add(instance)
+            self._loop.call_later(MAX_HELD_S, self._watch, instance)
 
-    def _dispatch_failed(self, _error: Exception, batch: BatchMessage, _fetched: RunningBatch | None = None) -> None:
+    def _dispatch_failed(self, _error: Exception, batch: BatchMessage, *_: object) -> None:
         """Reports the batch as lost: its scheduler runs it again a limited number of times."""
-        self._complete(batch, BatchOutcome.UNANSWERED)
+        self._complete(batch.scheduler, BatchLost(batch.batch_id))
+
+    def _complete(self, scheduler: str, *completions: BatchCompletion) -> None:
+        self.publish(BatchUpdate(scheduler, completions))
 
     def _reject(self, batch: BatchMessage) -> None:
         """Responds to all requests with UNAVAILABLE: the version is not loaded here."""
@@ -350,72 +360,34 @@ class BatchDispatcher:
             if entry.gateway != NO_REPLY:
                 by_gateway[entry.gateway].append(pack_error(entry.key, error))
         responses = [(gateway, pack_responses(0, rows)) for gateway, rows in by_gateway.items()]
-        completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, 0)
-        self.publish(BatchUpdate(batch.scheduler, completion, responses))
-
-    def _submit_microbatch(self, batch: BatchMessage, instance: ModelInstance, fetched: RunningBatch | None) -> None:
-        microbatch = Microbatch(batch, instance, self._part_ids, self.publish, fetched, self._worker_id)
-        self._held[batch.scheduler, batch.batch_id] = microbatch
-        for part in microbatch.parts:
-            self._microbatches[part.message.batch_id] = microbatch
-        microbatch.submit()
-        self._loop.call_later(MAX_HELD_S, self._check_microbatch, microbatch)
-
-    def _submit_whole(self, batch: BatchMessage, instance: ModelInstance, fetched: RunningBatch | None) -> None:
-        """Submits a microbatch to an instance that runs its requests from one message."""
-        running = fetched or RunningBatch(batch, self._worker_id)
-        if not batch.is_series:
-            running.message = replace(batch, is_series=True)
-        self._held[batch.scheduler, batch.batch_id] = running
-        instance.submit(running)
-        self._loop.call_later(MAX_STUCK_S, self._requeue_unstarted, running, instance)
+        self.publish(BatchUpdate(batch.scheduler, (BatchEnded(batch.batch_id),), responses))
 
     @contained()
-    def _requeue_unstarted(self, running: RunningBatch, instance: ModelInstance) -> None:
-        """Requeues a microbatch that waits behind a slow batch."""
-        batch = running.message
-        if (batch.scheduler, batch.batch_id) in self._held and instance.withdraw([running]):
-            completion = BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, 0, list(range(len(batch.entries))))
-            self.publish(BatchUpdate(batch.scheduler, completion))
+    def _watch(self, instance: ModelInstance) -> None:
+        """Publishes what an instance holds, and returns what waits behind a slow batch."""
+        self._watched.discard(instance)
+        instance.flush_held()
+        if instance.stuck_s >= MAX_STUCK_S:
+            self._return_waiting(instance, NotRunReason.SLOW)
+        if instance.held > 1:
+            self._watched.add(instance)
+            self._loop.call_later(MAX_HELD_S, self._watch, instance)
 
-    def _check_microbatch(self, microbatch: Microbatch) -> None:
-        if microbatch.is_complete:
-            return
-        if microbatch.is_stuck:
-            self._requeue(microbatch)
-        else:
-            self._flush(microbatch)
-            self._loop.call_later(MAX_HELD_S, self._check_microbatch, microbatch)
-
-    @contained()
-    def _flush(self, microbatch: Microbatch) -> None:
-        microbatch.flush()
+    def model_calls(self, key: str) -> None:
+        """Returns what the instance of this key has not started: its process waits for a response of another model."""
+        for instance in self._arenas.values():
+            if isinstance(instance, ModelInstance) and instance.key == key:
+                self._return_waiting(instance, NotRunReason.CALLING)
 
     @contained()
-    def _requeue(self, microbatch: Microbatch) -> None:
-        for part in microbatch.requeue():
-            del self._microbatches[part]
-
-    def requeue_waiting(self, key: str) -> None:
-        """Requeues what the instance of this key has not started: its process waits for a response of another model."""
-        for held in list(self._held.values()):
-            if isinstance(held, Microbatch):
-                if held.instance.key == key:
-                    self._requeue(held)
-            elif held.message.is_series:
-                self._requeue_whole(held, key)
-
-    @contained()
-    def _requeue_whole(self, running: RunningBatch, key: str) -> None:
-        batch = running.message
-        served = self.models[batch.model].served.get(batch.version) if batch.model in self.models else None
-        instance = None if served is None else served.instance(batch.instance)
-        if not isinstance(instance, ModelInstance) or instance.key != key:
-            return
-        if running.requeue is not None:
-            running.requeue()
-        else:
-            self._requeue_unstarted(running, instance)
+    def _return_waiting(self, instance: ModelInstance, reason: NotRunReason) -> None:
+        """Returns the batches that have not started, if there are more than the one that is staged in any case."""
+        if instance.unstarted > 1:
+            returned: dict[str, list[BatchCompletion]] = defaultdict(list)
+            for running in instance.withdraw():
+                returned[running.message.scheduler].append(BatchNotRun(running.message.batch_id, reason))
+            for scheduler, completions in returned.items():
+                self._complete(scheduler, *completions)
 
     def _on_cancelled(self, message: Message) -> None:
         try:
@@ -430,7 +402,7 @@ class BatchDispatcher:
                 self._cancel(running, gateway, keys)
 
     @contained()
-    def _cancel(self, running: RunningBatch | Microbatch, gateway: str, keys: Iterable[int]) -> None:
+    def _cancel(self, running: RunningBatch, gateway: str, keys: Iterable[int]) -> None:
         running.cancel(gateway, keys)
 
     def _on_release(self, message: Message) -> None:

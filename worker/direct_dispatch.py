@@ -36,11 +36,21 @@ from weir.calls.in_flight import PendingRequest
 from weir.runtime.containment import contained
 from weir.schemas.core.requests import Lane
 from weir.schemas.core.tensors import PayloadRef
-from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, DirectGrant, DirectRunReport, DirectRuns
+from weir.schemas.wire.messages import (
+    BatchCompletion,
+    BatchEnded,
+    BatchEntry,
+    BatchLost,
+    BatchMessage,
+    BatchReleased,
+    DirectGrant,
+    DirectRunReport,
+    DirectRuns,
+)
 from weir.telemetry.logs import log_request, logs_requests
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import ModelInstance
 from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.updates import BatchUpdate
 from weir.worker.lifecycle.loader import LoadResult
 from weir.worker.lifecycle.served_version import ServedVersion
 
@@ -301,30 +311,30 @@ class DirectDispatcher:
     def _apply(self, update: BatchUpdate) -> None:
         for _, responses in update.responses:
             self._on_responses(responses)
-        completion = update.completion
-        if completion is not None:
-            self._complete(completion.batch_id, completion.outcome, completion.busy_us)
+        for completion in update.completions:
+            self._complete(completion)
 
     def _apply_failed(self, _error: Exception, update: BatchUpdate) -> None:
-        """Ends the batch; the scheduler runs the requests that have no response."""
-        if update.completion is not None:
-            self._complete(update.completion.batch_id, BatchOutcome.UNANSWERED, 0)
+        """Ends the batches; the scheduler runs the requests that have no response."""
+        for completion in update.completions:
+            self._complete(BatchLost(completion.batch_id))
 
-    def _complete(self, batch_id: int, outcome: int, busy_us: int) -> None:
+    def _complete(self, completion: BatchCompletion) -> None:
         """Ends a batch, or frees its instance before. Requests without a response go to the scheduler."""
-        is_released = outcome == BatchOutcome.RELEASED
+        is_released, batch_id = isinstance(completion, BatchReleased), completion.batch_id
         batch = self._batches.get(batch_id) if is_released else self._batches.pop(batch_id, None)
         if batch is None:
             return
         if not batch.is_released:
             batch.is_released = True
             self._of_instance[batch.instance] -= 1
-            self._count(batch.grant, len(batch.requests), busy_us)
+            if isinstance(completion, BatchEnded | BatchReleased | BatchLost):
+                self._count(batch.grant, len(batch.requests), completion.busy_us)
         if is_released:
             return
         for pending in batch.requests:
             # A response that could not be applied leaves its request without one, although the batch has ended well.
-            if outcome == BatchOutcome.ANSWERED and self._find(pending.key) is not pending:
+            if isinstance(completion, BatchEnded) and self._find(pending.key) is not pending:
                 self._by_key.pop(pending.key, None)
             else:
                 self._requeue(pending)

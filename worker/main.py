@@ -262,7 +262,7 @@ class _Worker:
         self.client.catalog.set_unwanted_check(self.desired.is_unwanted)
         model_control = ModelControl(self.client.registry, self.desired, ModelFiles(bus), mode)
         process_calls = ProcessCallServer(self.client, model_control, self.custom_metrics)
-        process_calls.on_first_call = self.dispatcher.requeue_waiting
+        process_calls.on_first_call = self.dispatcher.model_calls
         environment = ModelEnvironment(
             arena_prefix=worker_id,
             on_update=self.dispatcher.publish,

@@ -19,7 +19,10 @@ from weir.scheduler.batching.request import NO_FRAME, requests_of
 from weir.scheduler.batching.version_scheduler import Ended
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.instances import Instance
-from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    RequestEnvelope,
+)
 
 _GATEWAY, _BODY, _VERSION, _LATEST = "gateway", b"", 1, -1
 _TICK_US = 1_000_000
@@ -181,7 +184,7 @@ class Cluster:
         if known is None:
             return  # its worker died meanwhile
         model, batch, begin_us, end_us = known
-        ended = model.scheduler.complete(now_us, batch.id, BatchOutcome.ANSWERED, end_us - begin_us)
+        ended = model.scheduler.complete(now_us, BatchEnded(batch.id, end_us - begin_us))
         self.outcome.busy_us += end_us - begin_us
         self.outcome.ran(batch.requests, begin_us)
         self._ended(ended, now_us)

@@ -23,7 +23,10 @@ from weir.scheduler.batching.request import NO_FRAME, requests_of
 from weir.scheduler.batching.version_scheduler import Ended
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import BatchOutcome, RequestEnvelope
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    RequestEnvelope,
+)
 
 _VERSION, _LATEST, _GATEWAY, _BODY = 1, -1, "gateway", b""
 _PATIENCE_US = 600_000_000
@@ -183,7 +186,7 @@ class FleetRun:
                 self._left -= 1
         # A scheduler that took over doesn't know of it.
         if queue.batches.pop(batch_id, None) is not None and queue.policy is not None:
-            queue.policy.complete(now_us, batch_id, BatchOutcome.ANSWERED, end_us - begin_us)
+            queue.policy.complete(now_us, BatchEnded(batch_id, end_us - begin_us))
             self._dirty[queue] = None
 
     def _ended(self, queue: _Queue, ended: Ended, now_us: int) -> None:

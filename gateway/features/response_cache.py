@@ -30,7 +30,9 @@ class CachedResponses(Feature):
         reports_counters: bool,
     ) -> None:
         self.cache = ResponseCache(bus, gateway_id, catalog, registry, config, summary_latencies)
-        self._reporter = CounterReporter(bus, gateway_id, None, self.cache.counters.snapshot) if reports_counters else None
+        self._reporter = (
+            CounterReporter(bus, gateway_id, None, self.cache.counters.snapshot) if reports_counters else None
+        )
 
     async def start(self) -> None:
         """Connects to the store, where it is shared. Raises WeirError or OSError."""

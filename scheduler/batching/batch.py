@@ -18,9 +18,8 @@ class Batch:
     `padding_rows` are the positions of padding rows, ascending: a sequence batcher keeps each sequence at the row of
     its slot. `places` holds one place for each request of a sequence. `has_deadlines`: some requests may have a
     deadline. `released`: the instance has received another batch while responses of this one are still to come.
-    `is_microbatch`: a microbatch, whose requests are executed one after another. `is_batch_lane`: all requests are of
-    the batch lane. `has_lanes`: the batch is for an ensemble, whose steps inherit the lanes of its requests. `reason` is
-    why it was sent, for observers.
+    `is_batch_lane`: all requests are of the batch lane. `has_lanes`: the batch is for an ensemble, whose steps inherit
+    the lanes of its requests. `reason` is why it was sent, for observers.
     """
 
     __slots__ = (
@@ -29,7 +28,6 @@ class Batch:
         "id",
         "instance",
         "is_batch_lane",
-        "is_microbatch",
         "padding_rows",
         "places",
         "reason",
@@ -47,20 +45,12 @@ class Batch:
         self.places: Sequence[SequencePosition] = ()
         self.has_deadlines = True
         self.released = False
-        self.is_microbatch = False
         self.is_batch_lane = False
         self.has_lanes = False
         self.reason = BatchReason.FREE
 
     def __repr__(self) -> str:
         return f"Batch({self.id}, {self.version}, {self.instance}, {self.requests})"
-
-    @property
-    def active_requests(self) -> list[QueuedRequest]:
-        """The requests of the batch, without those of a microbatch that the worker returned."""
-        if not self.is_microbatch:
-            return self.requests
-        return [request for request in self.requests if request.place == self.id]
 
 
 class BatchesInFlight:

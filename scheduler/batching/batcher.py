@@ -28,6 +28,9 @@ class Batcher(ABC):
     has_steps = False
     """Whether requests run steps on other models, which may keep states of sequences."""
 
+    runs_singly = False
+    """Whether each request is a batch, of which an instance may hold many (`Window`)."""
+
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
         self._max_size = rules.of_level(1).max_size
@@ -199,14 +202,15 @@ class Batcher(ABC):
 
 
 class DefaultBatcher(Batcher):
-    """Each request is a batch of its own."""
+    """Each request is a batch of its own; `runs_singly` as in `Batcher`."""
 
-    def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> None:
+    def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE, runs_singly: bool = False) -> None:
         super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False))
+        self.runs_singly = runs_singly
 
     def another(self) -> DefaultBatcher:
         """Returns an empty batcher with the same queue size."""
-        return type(self)(self._max_size)
+        return DefaultBatcher(self._max_size, self.runs_singly)
 
     def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """Returns the next request as a batch, or None; such a batch can never grow."""

@@ -13,10 +13,12 @@ from weir.scheduler.batching.batch import Batch, BatchesInFlight
 from weir.scheduler.batching.batcher import Batcher
 from weir.scheduler.batching.lane_budget import BatchLaneBudget, BatchRun
 from weir.scheduler.batching.lanes import BATCH, EVENT, LIVE, LaneQueues
-from weir.scheduler.batching.microbatcher import Microbatcher
 from weir.scheduler.batching.request import QueuedRequest, total_rows
 from weir.scheduler.batching.request_queue import NEVER_US
+from weir.scheduler.batching.run_time import RunTimeEstimate
 from weir.scheduler.placement.instances import Instance, Placement
+from weir.scheduler.placement.window import SLOTS, Window
+from weir.schemas.wire.messages import NotRunReason
 from weir.schemas.wire.observation import BatchReason
 
 STAGES_AFTER_US = 1_000_000
@@ -24,8 +26,8 @@ STAGES_AFTER_US = 1_000_000
 
 
 class Dispatch:
-    """The dispatch of one version. It fills `placement` and `in_flight`; `draw_id` numbers batches. Times are
-    microseconds.
+    """The dispatch of one version. It fills `placement` and `in_flight`; `draw_id` numbers batches. `run_time` is the
+    expected time of a request. Times are microseconds.
 
     While all requests are live, it only connects their batcher with the placement.
     """
@@ -43,6 +45,8 @@ class Dispatch:
         self._placement = placement
         self._in_flight = in_flight
         self._draw_id = draw_id
+        self.run_time = RunTimeEstimate()
+        self._window = Window()
         self._budget: BatchLaneBudget | None = None  # exists once there were requests of other lanes
 
     def record_arrivals(self, requests: list[QueuedRequest]) -> None:
@@ -74,19 +78,42 @@ class Dispatch:
                 run = BatchRun(begun_us, rows, busy_us, batch.is_batch_lane)
                 self._budget.record_run(now_us, run, len(placement))
         placement.free(batch.instance, now_us, busy_us)
-        if batch.requests[0].runs_alone:
-            placement.free(batch.instance, now_us, 0)
-        if busy_us > 0 and isinstance(self._lanes.live, Microbatcher):
-            self._lanes.record_run(len(batch.requests), busy_us)
+        if busy_us > 0:
+            self.run_time.record(len(batch.requests), busy_us)
+            self._window.batch_ended(busy_us)
+
+    def batch_returned(self, batch: Batch, now_us: int, reason: NotRunReason) -> None:
+        """Frees the instance of a batch that has not started, and sends it less, or nothing, for a while."""
+        instance = batch.instance
+        if not batch.released:
+            batch.released = True
+            self.batch_ended(batch, now_us, 0)
+        if reason in (NotRunReason.DOWN, NotRunReason.GONE):
+            self._placement.close(instance, now_us)
+            return
+        self._window.narrow(1 if reason == NotRunReason.CALLING else SLOTS)
+        if reason == NotRunReason.CALLING and not instance.held:
+            self._placement.close(instance, now_us)  # it runs a batch that was not sent from here
+
+    def batch_lost(self) -> None:
+        """Narrows the windows for a while: a request of a batch may be what kills its instance."""
+        self._window.narrow()
 
     def batches(self, now_us: int) -> tuple[list[Batch], int | None]:
         """Returns the batches to send now, and when to call again if nothing else happens (None: never)."""
         batches: list[Batch] = []
-        lanes = self._lanes
+        lanes, placement = self._lanes, self._placement
+        placement.window = self._window.size(self.run_time.us_each, lanes.live.runs_singly)
+        opens_us = placement.opens_us
+        if opens_us is not None:
+            placement.open_due(now_us)
+            opens_us = placement.opens_us
         if lanes.is_live_only:
             ready_us = self._form(lanes.live, now_us, batches)
         else:
             ready_us = self._form_by_lane(now_us, batches)
+        if opens_us is not None and lanes:
+            ready_us = min(ready_us, opens_us)
         if lanes.is_timed:
             # A request put back since `overdue` may be late already: then the next call comes at once and handles it.
             ready_us = min(ready_us, max(lanes.next_timeout_us, now_us + 1))
@@ -98,28 +125,19 @@ class Dispatch:
         """Appends batches of one lane while instances have room; returns when there may be more."""
         placement = self._placement
         may_stage = may_stage and batcher.rules.may_stage
-        microbatcher = batcher if isinstance(batcher, Microbatcher) and len(batcher) > placement.free_places else None
         while batcher:
             instance = placement.next_slot() if may_stage else placement.next_idle()
             if instance is None:
                 break
             # A batch that could still grow is staged only if its instance will be free soon.
-            partial_us = placement.stage_partial_at_us(instance) if instance.held else 0
+            partial_us = placement.stage_partial_at_us(instance) if instance.held and batcher.largest > 1 else 0
             requests = batcher.next_batch(now_us, full_only=partial_us is None or now_us < partial_us)
             if requests is None:
                 return NEVER_US if partial_us is None else max(partial_us, batcher.ready_at_us())
-            if requests[0].runs_alone and instance.held:
+            if instance.held and requests[0].runs_alone:
                 batcher.put_back(requests)
                 break
-            is_microbatch = False
-            if microbatcher is not None and (more := microbatcher.more(requests[0], placement.free_places)):
-                requests += more
-                is_microbatch = True
-            batch = self._send(instance, requests, now_us, lane, batcher.reason)
-            if is_microbatch:
-                batch.is_microbatch = True
-                batch.reason = BatchReason.TOGETHER
-            batches.append(batch)
+            batches.append(self._send(instance, requests, now_us, lane, batcher.reason))
         return NEVER_US
 
     def _send(
@@ -134,18 +152,19 @@ class Dispatch:
             # The placement does not count backfill: live requests are staged as if there were none.
             rows -= lanes.add_backfill(requests, lane, self._budget)
         batch = Batch(self._draw_id(), self._version, instance, requests)
-        batch.has_deadlines = lanes.is_timed
         batch.reason = reason
-        batch.has_lanes = lanes.live.has_steps and not lanes.is_live_only
-        if lane == BATCH and self._budget is not None:
-            batch.is_batch_lane = True
-            self._budget.run_started()
+        if lanes.is_live_only:
+            batch.has_deadlines = lanes.live.is_timed
+        else:
+            batch.has_deadlines = lanes.is_timed
+            batch.has_lanes = lanes.live.has_steps
+            if lane == BATCH and self._budget is not None:
+                batch.is_batch_lane = True
+                self._budget.run_started()
         for request in requests:
             request.place = batch.id
             rows += request.batch_size
-        placement.occupy(instance, now_us, rows)
-        if requests[0].runs_alone:
-            placement.occupy(instance, now_us)  # the second slot too: a batch staged there would be lost with it
+        placement.occupy(instance, now_us, rows, requests[0].runs_alone)
         self._in_flight.add(batch)
         return batch
 

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 
 from weir.scheduler.batching.batcher import Batcher
 from weir.scheduler.batching.lane_budget import BatchLaneBudget
-from weir.scheduler.batching.microbatcher import Microbatcher
 from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, total_rows
 from weir.schemas.core.requests import Lane
 
@@ -154,18 +153,6 @@ class LaneQueues:
             requests += backfill
             return total_rows(backfill)
         return 0
-
-    def record_run(self, requests: int, busy_us: int) -> None:
-        """Passes the time of a batch on to the microbatchers: it describes the model, so it applies to all lanes."""
-        for lane in self._lanes:
-            if isinstance(lane, Microbatcher):
-                lane.record_run(requests, busy_us)
-
-    def suspend(self) -> None:
-        """Suspends microbatches in all lanes for a while."""
-        for lane in self._lanes:
-            if isinstance(lane, Microbatcher):
-                lane.suspend()
 
     def _forget_aged(self, requests: Iterable[QueuedRequest]) -> bool:
         """Removes requests from the promoted events; returns whether one of them was there."""

@@ -18,15 +18,13 @@ from weir.scheduler.batching.batch import Batch, BatchesInFlight
 from weir.scheduler.batching.batcher import Batcher
 from weir.scheduler.batching.dispatch import Dispatch
 from weir.scheduler.batching.lanes import LIVE, LaneQueues
-from weir.scheduler.batching.microbatcher import Microbatcher
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.batching.retry import RetryPolicy, UnservedTimeout
-from weir.scheduler.batching.run_time import RunTimeEstimate
 from weir.scheduler.placement.instances import Instance, Placement
 from weir.schemas.core.errors import QUEUE_FULL, Reason, WeirError, internal, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import BatchOutcome
+from weir.schemas.wire.messages import BatchCompletion, BatchEnded, BatchNotRun, BatchRefused, BatchReleased
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 
@@ -134,7 +132,6 @@ class VersionScheduler(VersionState):
         next_batch_id = next_batch_id or count(1).__next__
         self._dispatch = Dispatch(version, self._lanes, self._placement, self._in_flight, next_batch_id)
         self._cost = RequestCost()
-        self._run_time = RunTimeEstimate()
         self._admission: Admission | None = None
 
     @property
@@ -166,8 +163,6 @@ class VersionScheduler(VersionState):
                 continue
             if batch.instance in executing:
                 staged += len(batch.requests)
-            elif batch.is_microbatch:
-                staged += len(batch.requests) - 1
             executing.add(batch.instance)
         return staged
 
@@ -199,7 +194,7 @@ class VersionScheduler(VersionState):
 
         They are then ahead of requests that wait here, so they must be fast, and no other lane may have requests.
         """
-        us_each = self._run_time.us_each
+        us_each = self._dispatch.run_time.us_each
         may_run = (
             not self.is_decoupled
             and self._lanes.live.starts_at_once
@@ -212,7 +207,7 @@ class VersionScheduler(VersionState):
         """Counts requests that a worker has run without this scheduler."""
         self.served += requests
         self.busy_us += busy_us
-        self._run_time.record(requests, busy_us)
+        self._dispatch.run_time.record(requests, busy_us)
         self._lanes.live_us = now_us
 
     def limit_wait(self, own_us: int | None, default_us: int) -> None:
@@ -279,35 +274,33 @@ class VersionScheduler(VersionState):
         """
         return self._dispatch.batches(now_us)
 
-    def complete(
-        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
-    ) -> Ended | None:
+    def complete(self, now_us: int, completion: BatchCompletion) -> Ended | None:
         """Handles the end of a batch, or an instance that is free again; returns None if the batch is not of this
         version.
-
-        If some requests of a microbatch have no response, `rescheduled` are their positions.
         """
-        if outcome == BatchOutcome.ANSWERED and not rescheduled:  # the common case
-            batch = self._in_flight.pop(batch_id)
+        if type(completion) is BatchEnded:  # the common case
+            batch = self._in_flight.pop(completion.batch_id)
             if batch is None:
                 return None
-            self._release(batch, now_us, busy_us)
-            return (batch.active_requests if batch.is_microbatch else batch.requests), ()
-        is_released = outcome == BatchOutcome.RELEASED
-        goes_on = is_released or outcome == BatchOutcome.HANDED_BACK
-        batch = self._in_flight.get(batch_id) if goes_on else self._in_flight.pop(batch_id)
+            if not batch.released:
+                self._release(batch, now_us, completion.busy_us)
+            return batch.requests, ()
+        if isinstance(completion, BatchReleased):
+            batch = self._in_flight.get(completion.batch_id)
+            if batch is None:
+                return None
+            if not batch.released:
+                self._release(batch, now_us, completion.busy_us)
+            return NOTHING_ENDED
+        batch = self._in_flight.pop(completion.batch_id)
         if batch is None:
             return None
-        if outcome == BatchOutcome.HANDED_BACK:
-            return self._requeue_returned(batch, rescheduled)
-        self._release(batch, now_us, busy_us)
-        if is_released:
-            return NOTHING_ENDED
-        if batch.is_microbatch and rescheduled:
-            return self._complete_partly(batch, outcome, rescheduled)
-        if outcome == BatchOutcome.ANSWERED:
-            return batch.active_requests, ()
-        return self._repeat(batch.active_requests, was_begun=outcome != BatchOutcome.NOT_RUN)
+        if isinstance(completion, BatchNotRun):
+            self._dispatch.batch_returned(batch, now_us, completion.reason)
+            return self._repeat(batch.requests, was_begun=False)
+        if not batch.released:
+            self._release(batch, now_us, 0 if isinstance(completion, BatchRefused) else completion.busy_us)
+        return self._repeat(batch.requests)
 
     def batches_lost(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """Ends these batches, whose messages were lost: their requests are repeated, unless the model is decoupled."""
@@ -315,9 +308,10 @@ class VersionScheduler(VersionState):
         for batch_id in batch_ids:
             batch = self._in_flight.pop(batch_id)
             if batch is not None:
-                self._release(batch, now_us, 0)
+                if not batch.released:
+                    self._release(batch, now_us, 0)
                 lost.append(batch)
-        requests = [request for batch in lost for request in batch.active_requests]
+        requests = [request for batch in lost for request in batch.requests]
         return self._end_streams(requests) if self.is_decoupled else self._repeat(requests)
 
     def set_instances(self, worker: str, instances: int, numbers: Sequence[int] | None = None) -> list[Failure]:
@@ -352,36 +346,12 @@ class VersionScheduler(VersionState):
         return self.drain() if self.is_withdrawn else self._lanes.take_arrived_by(self._unserved.lost_us(now_us))
 
     def _release(self, batch: Batch, now_us: int, busy_us: int) -> None:
-        if not batch.released:
-            batch.released = True
-            if busy_us > 0:
-                self.served += len(batch.requests)
-                self.busy_us += busy_us
-                self._run_time.record(len(batch.requests), busy_us)
-            self._dispatch.batch_ended(batch, now_us, busy_us)
-
-    def _complete_partly(self, batch: Batch, outcome: int, unanswered: Sequence[int]) -> Ended:
-        repeated = frozenset(unanswered)
-        active_requests = batch.active_requests
-        lost = [request for at, request in enumerate(batch.requests) if at in repeated and request.place == batch.id]
-        completed = [request for request in active_requests if request not in lost]
-        was_begun = outcome not in (BatchOutcome.ANSWERED, BatchOutcome.NOT_RUN)
-        if lost and isinstance(self._lanes.live, Microbatcher):
-            self._lanes.suspend()
-        cancelled, failures = self._repeat(lost, was_begun)
-        return [*completed, *cancelled], failures
-
-    def _requeue_returned(self, batch: Batch, positions: Sequence[int]) -> Ended:
-        """Queues requests of a microbatch again that the worker returned unstarted: another instance may be free."""
-        if not batch.is_microbatch:
-            return NOTHING_ENDED
-        back = [batch.requests[at] for at in sorted({*positions}) if 0 <= at < len(batch.requests)]
-        back = [request for request in back if request.place == batch.id]
-        for request in back:
-            request.place = self
-        if isinstance(self._lanes.live, Microbatcher):
-            self._lanes.suspend()
-        return self._repeat(back, was_begun=False)
+        """Frees the place of a batch at its instance."""
+        batch.released = True
+        if busy_us > 0:
+            self.served += len(batch.requests)
+            self.busy_us += busy_us
+        self._dispatch.batch_ended(batch, now_us, busy_us)
 
     def _end_streams(self, requests: list[QueuedRequest]) -> Ended:
         self._cancelled(requests)
@@ -397,6 +367,7 @@ class VersionScheduler(VersionState):
             # A step's model may have applied the request to its sequence's state, and must not see it twice.
             uncertain = [request for request in requests if request.correlation_id and not request.cancelled]
         if was_begun:
+            self._dispatch.batch_lost()
             repeated, exhausted = self._retry.after_loss(request for request in requests if request not in uncertain)
         else:
             repeated, exhausted = [request for request in requests if not request.cancelled], []

@@ -1,8 +1,12 @@
 """`Placement`: decides which instance of a model version takes the next batch, over all workers that hold the version.
 
-Each instance has two slots: one batch executes, one is staged behind it, so that the device does not wait for the bus
-between two batches. A staged batch can not grow any more. So a full batch is staged at once, and a batch that could
-still grow only shortly before the instance is expected to be free. Idle instances come first, the longest idle first.
+An instance may hold as many batches as its window has places: one executes, the others are staged behind it, so that
+the device does not wait for the bus between two batches. Instances are filled breadth-first: the next batch goes to one
+that holds the fewest, idle instances first, the longest idle of them first. A staged batch can not grow any more. So a
+full batch is staged at once, and a batch that could still grow only shortly before the instance is expected to be free.
+
+An instance is *closed* while its worker says that it can not run batches now, and opens again after a back-off or when
+a batch of it ends. It is also closed to others while it holds a request that must not be lost together with others.
 
 With workers on several hosts, a request whose payload lies on one of them goes to an idle instance of that host, if
 there is one. It never waits for that.
@@ -14,22 +18,38 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from weir.bus.naming.identity import host_of
+from weir.scheduler.placement.window import MAX_WINDOW, SLOTS
 
 STAGING_LEAD_US = 500
 """How long before the expected end of the executing batch a batch that could still grow is staged."""
 
-SLOTS = 2
+FIRST_BACKOFF_US, MAX_BACKOFF_US = 20_000, 1_000_000
+"""How long an instance that ran nothing stays closed: twice as long each time, until it has run something."""
+
 _SMOOTHING = 0.2
+_NEVER_US = 1 << 62
 
 
 class Instance:
     """One instance of a model version on one worker.
 
     `held` counts its batches, `begun_us` is the start of the executing one, `rows` and `staged_rows` are the sizes of
-    the executing and the staged batch. `present` is False once the worker no longer offers the instance.
+    the executing and the staged batch. `present` is False once the worker no longer offers the instance. It is closed
+    until `opens_us` (0: open), and the next time for `backoff_us`.
     """
 
-    __slots__ = ("begun_us", "held", "host", "number", "present", "rows", "staged_rows", "worker")
+    __slots__ = (
+        "backoff_us",
+        "begun_us",
+        "held",
+        "host",
+        "number",
+        "opens_us",
+        "present",
+        "rows",
+        "staged_rows",
+        "worker",
+    )
 
     def __init__(self, worker: str, number: int) -> None:
         self.worker = worker
@@ -40,28 +60,33 @@ class Instance:
         self.rows = 0
         self.staged_rows = 0
         self.present = True
+        self.opens_us = 0
+        self.backoff_us = FIRST_BACKOFF_US
 
     def __repr__(self) -> str:
         return f"Instance({self.worker}, {self.number}, held={self.held})"
 
 
 class Placement:
-    """The slots of all instances of one model version. Times are microseconds."""
+    """The instances of one model version, and what they hold: `window` batches each. Times are microseconds."""
 
     def __init__(self) -> None:
         self._instances: dict[str, dict[int, Instance]] = {}  # by worker; removed ones too, while they hold batches
         self._workers: dict[str, int] = {}  # number of present instances
-        # Present instances by the number of batches they hold, in the order in which they reached that number: the first
-        # idle one is the longest idle, and the first one with one batch started it first. A plain dict keeps that order
-        # too, but finding its first key scans all entries deleted before it.
-        self._by_held: tuple[OrderedDict[Instance, None], ...] = tuple(OrderedDict() for _ in range(SLOTS + 1))
+        # Present and open instances by the number of batches they hold, in the order in which they reached that number:
+        # the first idle one is the longest idle, and the first one with one batch started it first. A plain dict keeps
+        # that order too, but finding its first key scans all entries deleted before it.
+        self._by_held = tuple(OrderedDict[Instance, None]() for _ in range(MAX_WINDOW + 1))
+        self._closed: dict[Instance, None] = {}  # present instances that take no batch now
+        self._fewest = 0  # no open instance holds fewer batches
+        self.window = SLOTS
         self._us_per_row = 0.0
         self._hosts: dict[str, int] = {}  # number of workers on each host
         # Idle instances by host, in the same order; None while all are on one host, the common case.
         self._idle_on: dict[str, OrderedDict[Instance, None]] | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_held))
+        return sum(map(len, self._by_held)) + len(self._closed)
 
     def workers(self) -> set[str]:
         """Returns the workers that hold an instance."""
@@ -94,19 +119,14 @@ class Placement:
             self._sort_by_host()
 
     def next_slot(self) -> Instance | None:
-        """Returns the instance for the next batch: an idle one, else the one that will be free first; None without a
-        slot.
+        """Returns the instance for the next batch: of those with a place in their window the one that holds the fewest,
+        and of these the one that has held that many for the longest time; None without any.
         """
-        idle, executing, _ = self._by_held
-        if idle:
-            return next(iter(idle))
-        return next(iter(executing)) if executing else None
-
-    @property
-    def free_places(self) -> int:
-        """How many batches could be sent now."""
-        idle, executing, _ = self._by_held
-        return SLOTS * len(idle) + len(executing)
+        by_held, held, window = self._by_held, self._fewest, self.window
+        while not by_held[held] and held < window:
+            held += 1
+        self._fewest = held
+        return next(iter(by_held[held])) if held < window else None
 
     @property
     def idle(self) -> int:
@@ -131,8 +151,11 @@ class Placement:
             return None
         return instance.begun_us + int(expected_us) - STAGING_LEAD_US
 
-    def occupy(self, instance: Instance, now_us: int, rows: int = 1) -> None:
-        """Records that `instance`, as returned by `next_slot`, holds one more batch, of `rows` rows."""
+    def occupy(self, instance: Instance, now_us: int, rows: int = 1, alone: bool = False) -> None:
+        """Records that `instance`, as returned by `next_slot`, holds one more batch, of `rows` rows.
+
+        With `alone` it takes no other until this one has ended: one staged behind it would be lost with it.
+        """
         held = instance.held
         if held == 0:
             instance.begun_us = now_us
@@ -143,7 +166,11 @@ class Placement:
             instance.staged_rows = rows
         del self._by_held[held][instance]
         instance.held = held + 1
-        self._by_held[held + 1][instance] = None
+        if alone:
+            instance.opens_us = _NEVER_US
+            self._closed[instance] = None
+        else:
+            self._by_held[held + 1][instance] = None
 
     def free(self, instance: Instance, now_us: int, busy_us: int) -> None:
         """Records that `instance` has finished a batch that kept it busy for `busy_us` (0: unknown)."""
@@ -153,13 +180,20 @@ class Placement:
             per_row = busy_us / max(1, instance.rows)
             average = self._us_per_row
             self._us_per_row = average + _SMOOTHING * (per_row - average) if average else per_row
+            instance.backoff_us = FIRST_BACKOFF_US
         held = instance.held
         instance.begun_us = now_us  # start of the staged batch, if any
         instance.rows = instance.staged_rows
         instance.held = held - 1
         if instance.present:
+            if instance.opens_us:
+                if busy_us > 0 or instance.opens_us == _NEVER_US:
+                    self._open(instance)
+                return
             del self._by_held[held][instance]
             self._by_held[held - 1][instance] = None
+            if held <= self._fewest:
+                self._fewest = held - 1
             if held == 1 and self._idle_on is not None:
                 self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None
         elif held == 1:
@@ -168,6 +202,41 @@ class Placement:
             if not instances:
                 del self._instances[instance.worker]
 
+    def close(self, instance: Instance, now_us: int) -> None:
+        """Sends no batch to an instance whose worker returned one, for longer each time."""
+        if not instance.present or instance.opens_us:
+            return
+        del self._by_held[instance.held][instance]
+        if instance.held == 0 and self._idle_on is not None:
+            del self._idle_on[instance.host][instance]
+        instance.opens_us = now_us + instance.backoff_us
+        instance.backoff_us = min(2 * instance.backoff_us, MAX_BACKOFF_US)
+        self._closed[instance] = None
+
+    @property
+    def opens_us(self) -> int | None:
+        """When the next closed instance opens by itself; None if none does."""
+        if not self._closed:
+            return None
+        first_us = min(instance.opens_us for instance in self._closed)
+        return first_us if first_us < _NEVER_US else None
+
+    def open_due(self, now_us: int) -> None:
+        """Opens the instances whose back-off is over."""
+        for instance in [instance for instance in self._closed if instance.opens_us <= now_us]:
+            self._open(instance)
+
+    def _open(self, instance: Instance) -> None:
+        del self._closed[instance]
+        instance.opens_us = 0
+        self._add_open(instance)
+
+    def _add_open(self, instance: Instance) -> None:
+        self._by_held[instance.held][instance] = None
+        self._fewest = min(self._fewest, instance.held)
+        if instance.held == 0 and self._idle_on is not None:
+            self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None
+
     def _add(self, instances: dict[int, Instance], worker: str, number: int) -> None:
         instance = instances.get(number)
         if instance is None:
@@ -175,17 +244,23 @@ class Placement:
         elif instance.present:
             return
         instance.present = True
-        self._by_held[instance.held][instance] = None
-        if instance.held == 0 and self._idle_on is not None:
-            self._idle_on.setdefault(instance.host, OrderedDict())[instance] = None
+        if instance.opens_us:
+            self._closed[instance] = None
+        else:
+            self._add_open(instance)
 
     def _remove(self, instances: dict[int, Instance], instance: Instance) -> None:
         instance.present = False
-        del self._by_held[instance.held][instance]
+        if instance.opens_us:
+            del self._closed[instance]
+            if instance.opens_us < _NEVER_US:
+                instance.opens_us = 0  # the worker knows better, if it offers the instance again
+        else:
+            del self._by_held[instance.held][instance]
+            if instance.held == 0 and self._idle_on is not None:
+                del self._idle_on[instance.host][instance]
         if instance.held == 0:
             del instances[instance.number]
-            if self._idle_on is not None:
-                del self._idle_on[instance.host][instance]
 
     def _sort_by_host(self) -> None:
         self._idle_on = None

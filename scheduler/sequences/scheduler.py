@@ -38,7 +38,7 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import NO_REPLY, BatchOutcome
+from weir.schemas.wire.messages import NO_REPLY, BatchCompletion, BatchEnded, BatchLost, BatchReleased
 from weir.schemas.wire.observation import BatchReason
 
 MAX_WAITING = 100_000
@@ -248,25 +248,23 @@ class SequenceScheduler(VersionState):
                 wake_at_us = due_us
         return batches, wake_at_us
 
-    def complete(
-        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
-    ) -> Ended | None:
+    def complete(self, now_us: int, completion: BatchCompletion) -> Ended | None:
         """Handles the end of a batch; returns None if it is not of this version.
 
         An instance that did not respond has lost the state of all its sequences. An instance that is released while
         its batch goes on gets no other: the next request of a sequence follows the last response to the one before.
-        `rescheduled` are the rows of the batch whose requests run again.
         """
-        if outcome == BatchOutcome.RELEASED:
-            return None if self._in_flight.get(batch_id) is None else NOTHING_ENDED
-        batch = self._in_flight.pop(batch_id)
+        if isinstance(completion, BatchReleased):
+            return None if self._in_flight.get(completion.batch_id) is None else NOTHING_ENDED
+        batch = self._in_flight.pop(completion.batch_id)
         if batch is None:
             return None
         assert isinstance(batch, SequenceBatch)  # noqa: S101 - this class sends no others
-        if outcome != BatchOutcome.ANSWERED:
+        if not isinstance(completion, BatchEnded):
             return self._instance_lost(now_us, batch)
         self.served += len(batch.requests)
-        self.busy_us += max(0, busy_us)
+        self.busy_us += max(0, completion.busy_us)
+        rescheduled = completion.rescheduled
         repeated = batch.requests_at(rescheduled) if rescheduled and self._is_iterative else ()
         completed: list[QueuedRequest] = []
         failures: list[Failure] = []
@@ -293,7 +291,7 @@ class SequenceScheduler(VersionState):
         completed: list[QueuedRequest] = []
         failures: list[Failure] = []
         for batch_id in batch_ids:
-            ended = self.complete(now_us, batch_id, BatchOutcome.UNANSWERED, 0)
+            ended = self.complete(now_us, BatchLost(batch_id))
             if ended is not None:
                 completed += ended[0]
                 failures += ended[1]

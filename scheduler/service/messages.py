@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.dynamic_batcher import MAX_BATCH_BYTES
 from weir.scheduler.batching.version_scheduler import Failure
 from weir.scheduler.sequences.scheduler import SequenceBatch
 from weir.scheduler.service.owned_queue import OwnedQueue
@@ -24,11 +25,27 @@ GRANT_MS = 200
 """For how long a worker may run requests of its own itself after a batch with one of them."""
 
 
-def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int, sent_ns: int = 0) -> bytes:
-    """Returns the message that sends a batch to its worker; counts the batch. `sent_ns` is the unix time, for traces."""
+def by_message(batches: Sequence[Batch]) -> Iterable[Sequence[Batch]]:
+    """Returns the batches in groups that are sent to one worker in one message, each group in its order."""
+    if len(batches) < 2:
+        return (batches,) if batches else ()
+    groups: list[list[Batch]] = []
+    current: dict[str, tuple[list[Batch], int]] = {}  # by worker, with the bytes of its bodies
+    for batch in batches:
+        worker, size_bytes = batch.instance.worker, sum([len(request.body) for request in batch.requests])
+        together, before_bytes = current.get(worker, ([], 0))
+        if not together or before_bytes + size_bytes > MAX_BATCH_BYTES:
+            together, before_bytes = [], 0
+            groups.append(together)
+        together.append(batch)
+        current[worker] = together, before_bytes + size_bytes
+    return groups
+
+
+def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int, sent_ns: int = 0) -> BatchMessage:
+    """Returns a batch as it is sent to its worker; counts the batch. `sent_ns` is the unix time, for traces."""
     requests, rows = batch.requests, batch_rows(batch, now_us)
-    for executed in (1,) * len(requests) if batch.is_microbatch else (len(requests),):
-        owned.counters.batch_requests.add(executed)
+    owned.counters.batch_requests.add(len(requests))
     # The first request is from the worker itself: it runs the step of an ensemble, or a call of a model.
     is_own = requests[0].gateway == batch.instance.worker
     request_us = owned.scheduler.direct_request_us(batch) if is_own else 0
@@ -39,13 +56,12 @@ def batch_message(scheduler: str, owned: OwnedQueue, batch: Batch, now_us: int, 
         batch.version,
         batch.instance.number,
         rows,  # type: ignore[arg-type]  # entries without the last fields, where those have their defaults
-        batch.is_microbatch,
         owned.epoch,
         owned.queue.partition,
         DirectGrant(GRANT_MS, request_us) if request_us else None,
         checkpoint_names(scheduler, batch) if isinstance(batch, SequenceBatch) else [],
         sent_ns,
-    ).pack()
+    )
 
 
 def checkpoint_names(scheduler: str, batch: SequenceBatch) -> list[CheckpointName]:

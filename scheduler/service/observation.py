@@ -12,7 +12,7 @@ from weir.runtime.containment import contained
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import total_rows
 from weir.schemas.core.requests import Lane
-from weir.schemas.wire.messages import BatchOutcome
+from weir.schemas.wire.messages import BatchCompletion, BatchEnded, BatchReleased
 from weir.schemas.wire.observation import (
     MAX_REPORTED_REQUESTS,
     BatchedRequest,
@@ -73,17 +73,17 @@ class BatchFeed:
             del self._open[next(iter(self._open))]
 
     @contained()
-    def ended(self, batch_id: int, outcome: int, busy_us: int) -> None:
+    def ended(self, completion: BatchCompletion) -> None:
         """Reports the end of a batch that was reported when it was sent."""
-        if outcome in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
+        if isinstance(completion, BatchReleased):
             return  # another completion follows
-        observers = self._open.pop(batch_id, None)
+        observers = self._open.pop(completion.batch_id, None)
         if observers is not None:
             end = BatchEndReport(
                 scheduler=self._scheduler,
-                id=batch_id,
+                id=completion.batch_id,
                 ended_us=time.time_ns() // 1000,
-                busy_us=max(0, busy_us) if outcome == BatchOutcome.ANSWERED else 0,
-                is_answered=outcome == BatchOutcome.ANSWERED,
+                busy_us=max(0, completion.busy_us) if isinstance(completion, BatchEnded) else 0,
+                is_answered=isinstance(completion, BatchEnded),
             )
             self._observed.publish(observers, end)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.sequences.scheduler import SequenceScheduler
 from weir.scheduler.service.clock import DeadlineTimer
 from weir.scheduler.service.statistics import DispatchCounters, LoadSignals, model_counters
-from weir.schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, BatchOutcome, LostAttempts
+from weir.schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, BatchLost, LostAttempts
 
 _limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
@@ -337,14 +337,11 @@ class OwnedQueue:
         lose = partial(self.scheduler.batches_missing, now_us, batch_ids)
         return self._lose(batch_ids, "its batch was lost on the way", lose)
 
-    def complete(
-        self, now_us: int, batch_id: int, outcome: int, busy_us: int, rescheduled: Sequence[int] = ()
-    ) -> Ended:
-        """Ends a batch in the policy; if its process died, counts and reports repeated requests."""
-        complete = partial(self.scheduler.complete, now_us, batch_id, outcome, busy_us, rescheduled)
-        if outcome != BatchOutcome.UNANSWERED:
-            return complete()
-        return self._lose((batch_id,), "its process died", complete)
+    def batch_lost(self, now_us: int, completion: BatchLost) -> Ended:
+        """Ends a batch whose process died in the policy; counts and reports repeated requests."""
+        return self._lose(
+            (completion.batch_id,), "its process died", partial(self.scheduler.complete, now_us, completion)
+        )
 
     def batch_rejected(self, batch_id: int) -> None:
         """Stops the queue until its owner is known: a worker rejected the batch because of a later owner."""

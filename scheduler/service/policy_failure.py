@@ -20,6 +20,7 @@ from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.placement.instances import Instance
 from weir.scheduler.service.owned_queue import OwnedQueue
+from weir.schemas.wire.messages import BatchCompletion
 
 logger = logging.getLogger("weir.scheduler")
 
@@ -33,7 +34,7 @@ _MAX_CALLS = 10
 
 
 class _Arguments(Repr):
-    """The text of arguments: numbers, texts, names of requests, batches and instances, and the types of all else.
+    """The text of arguments: numbers, texts, completions, names of requests, batches and instances; else the type.
 
     So neither bodies nor tensors get into the log.
     """
@@ -44,7 +45,7 @@ class _Arguments(Repr):
 
     def repr_instance(self, x: Any, level: int) -> str:
         """Returns the text of what is no plain number, text or container."""
-        if x is None or isinstance(x, int | float | QueuedRequest | Batch | Instance):
+        if x is None or isinstance(x, int | float | QueuedRequest | Batch | Instance | BatchCompletion):
             return repr(x)
         if isinstance(x, tuple):
             return type(x).__name__ + self.repr_tuple(x, level)

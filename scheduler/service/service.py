@@ -46,7 +46,7 @@ from weir.scheduler.service import clock
 from weir.scheduler.service.former_sequences import SequenceReports, SequenceSurvey
 from weir.scheduler.service.known_models import KnownModelStore
 from weir.scheduler.service.lease_gate import LeaseGate
-from weir.scheduler.service.messages import batch_message, cancellation_messages, error_responses
+from weir.scheduler.service.messages import batch_message, by_message, cancellation_messages, error_responses
 from weir.scheduler.service.observation import BatchFeed
 from weir.scheduler.service.owned_queue import (
     AckBundle,
@@ -66,9 +66,15 @@ from weir.schemas.core.errors import internal
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import (
     BatchCompletion,
-    BatchOutcome,
+    BatchEnded,
+    Batches,
+    BatchLost,
+    BatchNotRun,
+    BatchRefused,
+    BatchReleased,
     Cancellation,
     DirectRuns,
+    NotRunReason,
     pack_error,
     pack_responses,
     unpack_completions,
@@ -263,7 +269,7 @@ class SchedulerService:
         rejected, owned.rejected_batches, owned.stopped = owned.rejected_batches, [], False
         for batch_id in rejected:
             if self._batches.pop(batch_id, None) is owned:
-                self._end_batch(owned, clock.now_us(), BatchCompletion(batch_id, BatchOutcome.NOT_RUN, 0))
+                self._end_batches(owned, clock.now_us(), [BatchNotRun(batch_id, NotRunReason.SLOW)])
         self._mark_dirty(owned)
 
     def suspend_death_detection(self) -> None:
@@ -372,10 +378,13 @@ class SchedulerService:
             self._log_malformed("", error)
             return
         now_us = clock.now_us()
+        by_queue: dict[OwnedQueue, list[BatchCompletion]] = {}
         for completion in completions:
-            owned = self._batches.get(completion[0])
+            owned = self._batches.get(completion.batch_id)
             if owned is not None:
-                self._end_batch(owned, now_us, completion)
+                by_queue.setdefault(owned, []).append(completion)
+        for owned, of_queue in by_queue.items():
+            self._end_batches(owned, now_us, of_queue)
         for runs in direct_runs:
             owned = self._queues.get(LiveQueue(runs.model))
             if owned is not None:
@@ -391,20 +400,27 @@ class SchedulerService:
         owned.scheduler.record_direct_runs(now_us, runs.version, requests, runs.busy_us)
 
     @_contained_in_queue
-    def _end_batch(self, owned: OwnedQueue, now_us: int, completion: BatchCompletion) -> None:
-        batch_id, outcome, busy_us, rescheduled, epoch = completion
-        if self._feed.is_on:
-            self._feed.ended(batch_id, outcome, busy_us)
-        if outcome == BatchOutcome.ANSWERED and not rescheduled:
-            self._batches.pop(batch_id, None)
-            self._finish(owned.scheduler.complete(now_us, batch_id, outcome, busy_us, rescheduled))
-        elif outcome == BatchOutcome.REFUSED:
-            owned.batch_rejected(batch_id)
-            self.on_batch_rejected(owned, epoch)
-        else:
-            if outcome not in (BatchOutcome.RELEASED, BatchOutcome.HANDED_BACK):
-                self._batches.pop(batch_id, None)
-            self._finish(owned.complete(now_us, batch_id, outcome, busy_us, rescheduled))
+    def _end_batches(self, owned: OwnedQueue, now_us: int, completions: Sequence[BatchCompletion]) -> None:
+        completed: list[QueuedRequest] = []
+        failures: list[Failure] = []
+        try:
+            for completion in completions:
+                if self._feed.is_on:
+                    self._feed.ended(completion)
+                if type(completion) is not BatchReleased and type(completion) is not BatchRefused:
+                    self._batches.pop(completion.batch_id, None)
+                if isinstance(completion, BatchRefused):
+                    owned.batch_rejected(completion.batch_id)
+                    self.on_batch_rejected(owned, completion.epoch)
+                    continue
+                if isinstance(completion, BatchLost):
+                    ended = owned.batch_lost(now_us, completion)
+                else:
+                    ended = owned.scheduler.complete(now_us, completion)
+                completed += ended[0]
+                failures += ended[1]
+        finally:  # also those that have ended before one on which the policy raises
+            self._finish((completed, failures))
         if owned.scheduler.waiting:
             self._mark_dirty(owned)
 
@@ -565,32 +581,43 @@ class SchedulerService:
         if overdue is not NOTHING_ENDED:
             self._finish(overdue)
         batches, wake_at_us = owned.scheduler.dispatch(now_us)
-        for batch in batches:
-            self._send(owned, batch, now_us)
+        for together in by_message(batches):
+            self._send(owned, together, now_us)
         owned.timer.set(wake_at_us)
 
     @contained(on_error="_sending_failed")
-    def _send(self, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
+    def _send(self, owned: OwnedQueue, batches: Sequence[Batch], now_us: int) -> None:
+        """Sends batches for one worker in one message."""
         is_observed = self._feed.is_on
-        message = batch_message(self._id, owned, batch, now_us, time.time_ns() if is_observed else 0)
-        if logs_requests(logger):
-            where = f"instance {batch.instance.number} of version {batch.version} on {batch.instance.worker}"
-            for request in batch.requests:
-                log_request(logger, f"in batch {batch.id} for {where}", owned.name, (request.gateway, request.key))
-        self._batches[batch.id] = owned
-        worker = batch.instance.worker
+        sent_ns = time.time_ns() if is_observed else 0
+        messages = [batch_message(self._id, owned, batch, now_us, sent_ns) for batch in batches]
+        message = Batches(messages).pack()
+        worker = batches[0].instance.worker
+        logs = logs_requests(logger)
+        for batch in batches:
+            self._batches[batch.id] = owned
+            if logs:
+                where = f"instance {batch.instance.number} of version {batch.version} on {worker}"
+                for request in batch.requests:
+                    log_request(logger, f"in batch {batch.id} for {where}", owned.name, (request.gateway, request.key))
         self._bus.publish(subjects.work(worker), message, subjects.lost(self._id, worker))
         if is_observed:
-            self._feed.sent(owned.name, batch, now_us)
+            for batch in batches:
+                self._feed.sent(owned.name, batch, now_us)
 
-    def _sending_failed(self, _error: Exception, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
+    def _sending_failed(self, _error: Exception, owned: OwnedQueue, batches: Sequence[Batch], now_us: int) -> None:
+        if len(batches) > 1:
+            for batch in batches:
+                self._send(owned, [batch], now_us)
+            return
+        (batch,) = batches
         self._batches.pop(batch.id, None)
         self._end_unsent(owned, batch, now_us)
 
     @_contained_in_queue
     def _end_unsent(self, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
         """Ends a batch that could not be packed: its requests get an error, and its instance is free."""
-        completed, failures = owned.scheduler.complete(now_us, batch.id, BatchOutcome.ANSWERED, 0)
+        completed, failures = owned.scheduler.complete(now_us, BatchEnded(batch.id))
         unsent = [Failure(request, internal(_NOT_SENT)) for request in completed]
         self._finish(((), [*failures, *unsent]))
         self._mark_dirty(owned)

@@ -172,8 +172,7 @@ class CheckpointName(NamedTuple):
 class BatchMessage(Message, frozen=True):
     """One batch for one instance of one worker.
 
-    In a microbatch series (`is_series`) the requests run one after another, each alone, whatever the model's configuration
-    says. The requests come from queue `partition` of the model, which the scheduler owns since `epoch`. With a `grant` the
+    The requests come from queue `partition` of the model, which the scheduler owns since `epoch`. With a `grant` the
     worker may run further requests of its own for this version itself, on instances that run nothing. `checkpoints` are the
     names of the sequences whose states are checkpointed. `sent_ns` is when the batch was sent (unix time), 0 where no
     process observes batches.
@@ -185,7 +184,6 @@ class BatchMessage(Message, frozen=True):
     version: int
     instance: int
     entries: list[BatchEntry]
-    is_series: bool = False
     epoch: _Epoch = 0
     partition: _Epoch = 0
     grant: DirectGrant | None = None
@@ -193,36 +191,66 @@ class BatchMessage(Message, frozen=True):
     sent_ns: NonNegative = 0
 
 
-class BatchOutcome(IntEnum):
-    """How a batch ended, or why its instance is free before the end."""
+class Batches(Message, frozen=True):
+    """Batches for the instances of one worker, each of which runs and ends by itself."""
 
-    ANSWERED = 0
-    """Every request has its last response."""
-    UNANSWERED = 1
-    """No request has a response, because the instance is gone: the batch must run again."""
-    RELEASED = 2
-    """The instance is free for the next batch. Responses of this batch follow, and another completion."""
-    NOT_RUN = 3
-    """The instance cannot run for now and has not started: the batch returns to the queue unchanged."""
-    HANDED_BACK = 4
-    """Some requests of a series have not started and return to the queue unchanged, because those before them are slow."""
-    REFUSED = 5
-    """The queue has a later owner, and the batch has not started."""
+    batches: list[BatchMessage]
 
 
-class BatchCompletion(NamedTuple):
-    """The end of one batch, or of its execution. `busy_us` is how long its instance executed it.
+class NotRunReason(IntEnum):
+    """Why a batch returns to the queue unchanged."""
 
-    `rescheduled` are the positions of requests that have no response yet and run again: those of iterative sequences, or
-    of a series that was not completed. Without any, an outcome other than ANSWERED applies to all requests. `epoch` is that
-    of the later owner where the batch was REFUSED.
+    CALLING = 0
+    """The instance waits for responses of other models, perhaps for one to a request of this batch."""
+    SLOW = 1
+    """A batch before this one is slow, and other instances may be free sooner."""
+    DOWN = 2
+    """The instance has no process, or its device is lost."""
+    GONE = 3
+    """The version was reloaded without this instance, or runs each request alone now."""
+
+
+class BatchEnded(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """Every request has its last response, except those at the positions in `rescheduled`, which run again.
+
+    Those are requests of iterative sequences. The batch kept its instance busy for `busy_us`.
     """
 
     batch_id: int
-    outcome: int
-    busy_us: int
+    busy_us: int = 0
     rescheduled: Sequence[int] = ()
-    epoch: _Epoch = 0
+
+
+class BatchReleased(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """The instance is free for the next batch. Responses of this batch follow, and another completion."""
+
+    batch_id: int
+    busy_us: int = 0
+
+
+class BatchNotRun(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """The batch has not started, and returns to the queue unchanged."""
+
+    batch_id: int
+    reason: NotRunReason
+
+
+class BatchLost(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """No request has a response, because the instance is gone: the batch must run again."""
+
+    batch_id: int
+    busy_us: int = 0
+
+
+class BatchRefused(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """The queue has a later owner, since `epoch`, and the batch has not started."""
+
+    batch_id: int
+    epoch: _Epoch
+
+
+BatchCompletion = BatchEnded | BatchReleased | BatchNotRun | BatchLost | BatchRefused
+"""How a batch ended, or, where it is BatchReleased, why its instance is free before the end."""
 
 
 class DirectRuns(NamedTuple):
@@ -246,7 +274,7 @@ class Completions(Message, frozen=True):
     """The batches of one worker that have ended."""
 
     worker: str
-    batches: list[BatchCompletion]
+    batches: Sequence[BatchCompletion]
 
 
 class DirectRunReport(Completions, frozen=True):
@@ -257,7 +285,7 @@ class DirectRunReport(Completions, frozen=True):
 
 def unpack_completions(
     data: bytes, on_malformed: OnMalformed | None = None
-) -> tuple[list[BatchCompletion], Sequence[DirectRuns]]:
+) -> tuple[Sequence[BatchCompletion], Sequence[DirectRuns]]:
     """The completions and the direct runs in a message. Raises MalformedMessage.
 
     With `on_malformed`, a completion that cannot be decoded is passed to it and left out, since the message reports batches
@@ -385,16 +413,25 @@ def pack_responses(version: int, responses: Sequence[tuple[Any, ...]]) -> bytes:
     return encode((WIRE_VERSION, version, responses))
 
 
-_ONE_ROW, _ROWS_16 = b"\x91", b"\xdc"  # MessagePack's headers of an array of one element, and of a length in two bytes
+_ROWS_16 = 0xDC  # MessagePack's header of an array whose length follows in two bytes
 
 
 def join_responses(version: int, messages: Sequence[bytes]) -> bytes:
-    """Joins messages that `pack_responses` made of one response each, all from `version` of a model."""
+    """Joins messages that `pack_responses` made, all of responses from `version` of a model. Raises ValueError."""
     head = encode((WIRE_VERSION, version, ()))[:-1]
-    if not all(message.startswith(head + _ONE_ROW) for message in messages):
-        raise ValueError("not messages of one response each")
-    rows = len(messages).to_bytes(2, "big")
-    return b"".join((head, _ROWS_16, rows, *(message[len(head) + 1 :] for message in messages)))
+    start, rows = len(head), 0
+    parts: list[bytes] = []
+    for message in messages:
+        count = message[start] if message.startswith(head) and len(message) > start else 0
+        if count & 0xF0 != 0x90 and count != _ROWS_16:
+            raise ValueError("not messages of responses of one version")
+        if count == _ROWS_16:
+            rows += int.from_bytes(message[start + 1 : start + 3], "big")
+            parts.append(message[start + 3 :])
+        else:
+            rows += count & 0x0F
+            parts.append(message[start + 1 :])
+    return b"".join((head, bytes((_ROWS_16,)), rows.to_bytes(2, "big"), *parts))
 
 
 def unpack_responses(data: bytes, on_malformed: OnMalformed | None = None) -> tuple[int, list[ResponseEnvelope]]:
@@ -532,7 +569,7 @@ _Value = TypeVar("_Value")
 
 def _decodable(
     rows: Iterable[msgspec.Raw],
-    kind: type[_Row],
+    kind: Any,
     on_malformed: OnMalformed,
     convert: Callable[[_Row], _Value] = lambda row: row,  # type: ignore[assignment,return-value]
 ) -> list[_Value]:
@@ -540,7 +577,7 @@ def _decodable(
     found: list[_Value] = []
     for row in rows:
         try:
-            found.append(convert(decode(row, kind, kind.__name__)))
+            found.append(convert(decode(row, kind, getattr(kind, "__name__", "completion"))))
         except MalformedMessage as error:
             on_malformed(_key_of(row), error)
     return found

@@ -243,11 +243,18 @@ class EndedRequest(NamedTuple):
 class MicrobatchRun(Protocol):
     """The requests of a microbatch, which an instance runs one after another, each alone.
 
-    All methods belong to the instance's thread, except `withdraw`. Results are valid until `close`.
+    All methods belong to the instance's thread, except `withdraw` and `unstarted`. Results are valid until `close`.
     """
 
     death: str
     """Why the instance can't continue, "" as long as it can."""
+
+    withdrawn: range
+    """The positions that `withdraw` has returned."""
+
+    @property
+    def unstarted(self) -> int:
+        """How many requests have not started. For any thread."""
 
     @property
     def lost(self) -> Sequence[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from weir.bus.naming.identity import lies_elsewhere
@@ -23,8 +23,10 @@ from weir.schemas.core.requests import InferRequest, Lane, Parameters
 from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.messages import (
     BatchCompletion,
+    BatchEnded,
     BatchEntry,
-    BatchOutcome,
+    BatchLost,
+    BatchReleased,
     ResponseRun,
     Timestamps,
     pack_end,
@@ -37,13 +39,13 @@ from weir.telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
 from weir.worker.backend_api.interface import ModelVersion, Result
 from weir.worker.ensembles.backend import EnsembleModel
 from weir.worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimiter
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.decoding import read_content
 from weir.worker.execution.instance import ModelEnvironment
 from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.shared_memory import SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate
 
 logger = logging.getLogger("weir.worker")
 
@@ -126,17 +128,13 @@ class EnsembleInstance:
 
     @contained(on_error="_publishing_failed")
     def _publish_together(self, due: Iterable[_OpenBatch]) -> None:
-        rows: dict[str, list[tuple[Any, ...]]] = {}
-        updates: list[BatchUpdate] = []
+        by_scheduler: dict[str, tuple[dict[str, list[tuple[Any, ...]]], list[BatchCompletion]]] = {}
         for opened in due:
-            update = opened.take_update(rows)
-            if update is not None:
-                updates.append(update)
-        if not updates:
-            return
-        first, *others = updates
-        responses = pack_by_gateway(self.model.version, rows)
-        self.publish(first._replace(responses=responses, others=others))
+            rows, completions = by_scheduler.setdefault(opened.running.message.scheduler, ({}, []))
+            completions += opened.take_update(rows)
+        for scheduler, (rows, completions) in by_scheduler.items():
+            if rows or completions:
+                self.publish(BatchUpdate(scheduler, completions, pack_by_gateway(self.model.version, rows)))
 
     def _publishing_failed(self, _error: Exception, due: Iterable[_OpenBatch]) -> None:
         """Reports the batches as lost, so that their schedulers run them again."""
@@ -193,10 +191,8 @@ class _OpenBatch:
             opened.cancel()
         self._requests.clear()
         self._close()
-        completion = BatchCompletion(self.running.message.batch_id, BatchOutcome.UNANSWERED, 0)
-        version, rows = self.instance.model.version, self._rows
-        responses = pack_by_gateway(version, rows)
-        self.instance.publish(BatchUpdate(self.running.message.scheduler, completion, responses))
+        message, responses = self.running.message, pack_by_gateway(self.instance.model.version, self._rows)
+        self.instance.publish(BatchUpdate(message.scheduler, (BatchLost(message.batch_id),), responses))
 
     def lose(self) -> None:
         """Ends the batch without its responses."""
@@ -205,25 +201,24 @@ class _OpenBatch:
         self._requests.clear()
         self._close()
         message = self.running.message
-        completion = BatchCompletion(message.batch_id, BatchOutcome.UNANSWERED, 0)
-        self.instance.publish(BatchUpdate(message.scheduler, completion))
+        self.instance.publish(BatchUpdate(message.scheduler, (BatchLost(message.batch_id),)))
 
-    def take_update(self, rows: dict[str, list[tuple[Any, ...]]]) -> BatchUpdate | None:
-        """Adds the responses so far to `rows`, by gateway, and returns the rest of the update; None if it has ended."""
+    def take_update(self, rows: dict[str, list[tuple[Any, ...]]]) -> Sequence[BatchCompletion]:
+        """Adds the responses so far to `rows`, by gateway; returns the end of the batch, or its release, if that is due."""
         if self._is_closed:
-            return None
+            return ()
         message = self.running.message
         for gateway, of_gateway in self._rows.items():
             rows.setdefault(gateway, []).extend(of_gateway)
         self._rows.clear()
         if not self._requests:
             self._close()
-            return BatchUpdate(message.scheduler, BatchCompletion(message.batch_id, BatchOutcome.ANSWERED, 0))
+            return (BatchEnded(message.batch_id),)
         if not self._is_release_due:
-            return BatchUpdate(message.scheduler, None)
+            return ()
         self._is_release_due = False
         busy_us = (time.monotonic_ns() - self.running.received_ns) // 1000
-        return BatchUpdate(message.scheduler, BatchCompletion(message.batch_id, BatchOutcome.RELEASED, busy_us))
+        return (BatchReleased(message.batch_id, busy_us),)
 
     def _cancel(self) -> None:
         for position in self.running.cancelled:

@@ -20,8 +20,8 @@ Four types carry a batch through its life:
 - `BatchExecution`: what a backend gets together with the requests. A model that sends responses itself does so through it,
   also after its `execute` has returned; then the batch is one of the instance's `StreamingBatches`.
 - `StartedBatch`: a batch between `BatchRunner.start` and `finish`. A device may work on it, while the next batch starts.
-- `BatchUpdate`: what leaves the instance: responses, the completion for the scheduler, acknowledgements. A batch has one
-  update, or several if its model sends responses itself.
+- `BatchUpdate`: what leaves the instance: responses, and completions for the scheduler. A batch has one update, or several
+  if its model sends responses itself; `HeldUpdates` joins those of batches that ended in one turn.
 
-A `Microbatch` is several requests in one message that run one after another, each as a `RunningBatch` of its own.
+A `Microbatch` is several batches of one request each on their way through the process of an instance.
 """

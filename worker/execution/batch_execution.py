@@ -11,55 +11,36 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from weir.bus.links.framing import Outgoing
 from weir.bus.payloads.arena import PayloadReader
 from weir.runtime.containment import contained
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import ErrorCode, WeirError, unavailable
+from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.wire.messages import (
     NO_REPLY,
     BatchCompletion,
+    BatchEnded,
     BatchEntry,
-    BatchOutcome,
+    BatchReleased,
     ResponseRun,
     Timestamps,
     pack_end,
     pack_responses,
 )
-from weir.worker.backend_api.interface import RESCHEDULED, Execution, MicrobatchRun, Result, not_iterative
+from weir.worker.backend_api.interface import RESCHEDULED, Execution, Result
 from weir.worker.execution.batch_tensors import Reshaper
 from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
 from weir.worker.execution.running_batch import RunningBatch, trace_timestamps
 from weir.worker.execution.sequences import ImplicitStates
 from weir.worker.execution.shared_memory import SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate
 
 MAX_RESCHEDULED = 10_000
 """Rescheduled requests of an instance whose number of responses is remembered. The oldest are forgotten first."""
-
-
-MAX_HELD_S = 0.005
-"""How long responses of a microbatch wait for later ones."""
-
-MAX_STUCK_S = 0.05
-"""For how long no request of a microbatch may end until those that have not started are requeued."""
-
-
-class BatchUpdate(NamedTuple):
-    """What an instance publishes of a batch: responses, the completion for the scheduler, and acknowledgements.
-
-    `responses` are (gateway, responses message) each. `completion` is None while the batch goes on. `first` are messages
-    that are sent before the responses. `others` are updates of other batches, which are published together with this one.
-    """
-
-    scheduler: str
-    completion: BatchCompletion | None
-    responses: Sequence[tuple[str, bytes]] = ()
-    first: Sequence[Outgoing] = ()
-    others: Sequence[BatchUpdate] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +132,6 @@ class BatchExecution(Execution):
         "_entries",
         "_has_returned",
         "_lock",
-        "_outcome",
         "_padding",
         "_requests",
         "_rescheduled",
@@ -173,7 +153,6 @@ class BatchExecution(Execution):
         self._has_returned = False
         self._uncounted = True
         self._rescheduled: list[int] = []
-        self._outcome = BatchOutcome.ANSWERED
 
     def begin(
         self,
@@ -314,11 +293,7 @@ class BatchExecution(Execution):
     def _timestamps(self, position: int) -> Timestamps | None:
         if not self._requests[position].wants_timestamps:
             return None
-        return trace_timestamps(self._batch, self._entries[position], self.run_of(position))
-
-    def run_of(self, position: int) -> Execution:
-        """The execution that ran the request, with its times."""
-        return self
+        return trace_timestamps(self._batch, self._entries[position], self)
 
     def _entry(self, position: int) -> BatchEntry:
         return self._batch.message.entries[self._entries[position]]
@@ -351,10 +326,11 @@ class BatchExecution(Execution):
         message = self._batch.message
         is_over = self._has_returned and not self._open_streams()
         completion: BatchCompletion | None = None
-        if is_over or busy_us is not None:
-            outcome = self._outcome if is_over else BatchOutcome.RELEASED
-            completion = BatchCompletion(message.batch_id, outcome, busy_us or 0, self._rescheduled if is_over else ())
-        self._batches.publish(BatchUpdate(message.scheduler, completion, responses, first))
+        if is_over:
+            completion = BatchEnded(message.batch_id, busy_us or 0, self._rescheduled)
+        elif busy_us is not None:
+            completion = BatchReleased(message.batch_id, busy_us)
+        self._batches.publish(BatchUpdate(message.scheduler, (completion,) if completion else (), responses, first))
         if is_over:
             self._batches.remove(self)
 
@@ -420,128 +396,6 @@ class BatchExecution(Execution):
         """The durations of (input, infer, output) so far; a model that sends responses itself infers until it returns."""
         infer_end_ns = self.infer_end_ns if self._has_returned else now_ns
         return self.input_end_ns - self.start_ns, max(0, infer_end_ns - self.input_end_ns), 0
-
-
-class MicrobatchExecution(BatchExecution):
-    """The execution of a microbatch whose requests an instance runs one after another from one message.
-
-    Each is counted as an execution of its own. `spans_ns` are the times (start, end) of those that ran, by position.
-    """
-
-    __slots__ = ("_is_requeued", "spans_ns")
-
-    def __init__(self, batch: RunningBatch, batches: StreamingBatches, reader: PayloadReader) -> None:
-        super().__init__(batch, batches, reader)
-        self.spans_ns: dict[int, tuple[int, int]] = {}
-        self._is_requeued = False
-
-    def follow(self, run: MicrobatchRun) -> list[Result | None]:
-        """Waits for the end of the run; returns an outcome for each request, as `Instance.execute` does.
-
-        A response that has waited for `MAX_HELD_S` is sent at once; its outcome is None. Requests that have not run are
-        RESCHEDULED: they were requeued after `MAX_STUCK_S` without progress or by `requeue`, or the instance died.
-        """
-        outcomes: list[Result | None] = [RESCHEDULED] * len(self._requests)
-        progress_s = time.monotonic()
-        timeout_s: float | None = MAX_HELD_S
-        while not run.wait(timeout_s):
-            ended = self._ended(run)
-            for position, result in ended:
-                outcomes[position] = None
-                if result is not None:
-                    self.respond(position, result, is_final=True)
-            now_s = time.monotonic()
-            if ended:
-                progress_s = now_s
-            elif now_s - progress_s >= MAX_STUCK_S:
-                self.requeue(run)
-            if self._is_requeued:
-                timeout_s = None  # nothing waits behind the request that runs
-        for position, result in self._ended(run):
-            outcomes[position] = result
-        if run.death:
-            self._lose(run, outcomes)
-        elif RESCHEDULED in outcomes and not self._is_requeued:
-            self._report_requeued([position for position, outcome in enumerate(outcomes) if outcome is RESCHEDULED])
-        return outcomes
-
-    def requeue(self, run: MicrobatchRun) -> None:
-        """Requeues the requests that have not started. For any thread."""
-        positions = run.withdraw()
-        self._is_requeued = True
-        if positions:
-            self._report_requeued(positions)
-
-    def run_of(self, position: int) -> Execution:
-        """The times of one request."""
-        run = Execution(self.reader)
-        start_ns, run.infer_end_ns = self.spans_ns.get(position, (self.input_end_ns, run.start_ns))
-        run.input_end_ns, run.start_ns = start_ns, start_ns - self.input_ns
-        return run
-
-    @property
-    def input_ns(self) -> int:
-        """How long the inputs of one request were prepared, on average."""
-        return (self.input_end_ns - self.start_ns) // max(1, len(self._requests))
-
-    def _ended(self, run: MicrobatchRun) -> list[tuple[int, Result | None]]:
-        ended: list[tuple[int, Result | None]] = []
-        for position, result, start_ns, end_ns in run.ended():
-            self.spans_ns[position] = start_ns, end_ns
-            ended.append((position, Result(error=not_iterative()) if result is RESCHEDULED else result))
-        return ended
-
-    def _lose(self, run: MicrobatchRun, outcomes: list[Result | None]) -> None:
-        """Decides what becomes of the requests after the death of the instance."""
-        lost = run.lost
-        unstarted = [
-            position for position, outcome in enumerate(outcomes) if outcome is RESCHEDULED and position not in lost
-        ]
-        if unstarted and not self._is_requeued:
-            self._report_requeued(unstarted)
-        with self._lock:
-            open_positions = {} if self._streams is None else self._streams
-            # Nothing responds any more to those that the model meant to respond to after its `execute`.
-            dropped = [at for at, outcome in enumerate(outcomes) if outcome is None and at in open_positions]
-            if self._streams is None:
-                dropped = [at for at, outcome in enumerate(outcomes) if outcome is None]
-        for position in dropped:
-            outcomes[position] = Result(error=unavailable(run.death))
-        for position in lost:
-            if self.may_run_again(position):
-                self._outcome = BatchOutcome.UNANSWERED
-            else:
-                outcomes[position] = Result(error=unavailable(run.death))
-
-    def _report_requeued(self, positions: Sequence[int]) -> None:
-        message = self._batch.message
-        requeued = [self._entries[position] for position in positions]
-        completion = BatchCompletion(message.batch_id, BatchOutcome.HANDED_BACK, 0, requeued)
-        self._batches.publish(BatchUpdate(message.scheduler, completion))
-
-    @contained()
-    def _count_end(self, position: int, has_failed: bool) -> None:
-        run, now_ns = self.run_of(position), time.monotonic_ns()
-        staged_ns = run.start_ns - self._batch.received_ns
-        queue_ns = self._entry(position).queued_us * 1000 + staged_ns
-        is_cancelled = self._entries[position] in self._batch.cancelled
-        statistics = self._batches.statistics
-        if has_failed or is_cancelled:
-            reason = "CANCELED" if is_cancelled else "BACKEND"
-            statistics.record_failures(1, reason, queue_ns + now_ns - run.start_ns)
-        else:
-            phases_ns = self.input_ns, run.infer_end_ns - run.input_end_ns, now_ns - run.infer_end_ns
-            statistics.record_requests(1, self._rows[position], queue_ns, phases_ns, staged_ns)
-
-    @contained()
-    def _count_execution(self) -> None:
-        if not self._has_returned or not self._uncounted:
-            return  # more requests of the microbatch may run
-        self._uncounted = False
-        now_ms = time.time_ns() // 1_000_000
-        for position, (start_ns, end_ns) in self.spans_ns.items():
-            phases_ns = self.input_ns, end_ns - start_ns, 0
-            self._batches.statistics.record_execution(self._rows[position], phases_ns, now_ms)
 
 
 def _has_failed(result: Result | None) -> bool:

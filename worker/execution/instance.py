@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from weir.bus.kv.sequence_states import SequenceStates
 from weir.bus.naming.identity import SEGMENT_PREFIX
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, unavailable
-from weir.schemas.wire.messages import BatchCompletion, BatchOutcome
+from weir.schemas.wire.messages import BatchLost, BatchReleased
 from weir.schemas.wire.request_body import is_body_ref
 from weir.telemetry.metrics_config import MetricsConfig
 from weir.worker.backend_api.interface import (
@@ -31,15 +32,17 @@ from weir.worker.backend_api.interface import (
 )
 from weir.worker.devices.gpus import CPU_ONLY, GpuMemory, WorkerDevices
 from weir.worker.devices.host_policy import NO_POLICIES, UNBOUND, HostPolicies
-from weir.worker.execution.batch_execution import BatchUpdate, InstanceContext, StreamingBatches
+from weir.worker.execution.batch_execution import InstanceContext, StreamingBatches
 from weir.worker.execution.batch_runner import BatchRunner, StartedBatch
 from weir.worker.execution.batch_tensors import Reshaper
+from weir.worker.execution.microbatch import Microbatch
 from weir.worker.execution.rate_limiter import InstancePermit, RateLimiterPermits
 from weir.worker.execution.response_writer import ResponseWriter
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.sequences import ImplicitStates, StateDeclarations
 from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate, HeldUpdates
 from weir.worker.execution.warmup import WarmUp, WarmUpSample
 
 logger = logging.getLogger("weir.worker")
@@ -97,6 +100,12 @@ class InstanceSpec:
 
 _SEGMENT = SEGMENT_PREFIX.encode()  # in a body, the beginning of a reference to shared memory
 _UNBOUNDED = 1 << 62
+
+MAX_TOGETHER = 32
+"""Batches that go to the process of an instance in one message."""
+
+MAX_TOGETHER_BYTES = 4 << 20
+"""Bodies of these batches together."""
 
 FAST_US = 1000
 """A batch that takes no longer does not delay the event loop noticeably. This is time on the clock: on a busy machine a
@@ -171,6 +180,7 @@ class ModelInstance:
         )
         self._environment = environment
         self._on_update = environment.on_update
+        self._updates = HeldUpdates(model.version, self._publish)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._inbox_lock = threading.Lock()  # held to put a batch in and to look through the batches
         streaming = StreamingBatches(self._context, statistics, environment.on_update)
@@ -179,6 +189,8 @@ class ModelInstance:
         self._permit = spec.permit
         # A permit is valid for one batch, and the next state of a sequence follows from its last request.
         self._may_overlap = spec.permit is None and self._context.states is None
+        config = model.config
+        runs_singly = config.dynamic_batching is None and config.sequence_batching is None and not config.is_decoupled
         self._device_lost = environment.device_lost if device.kind == "KIND_GPU" else None
         self.runs_directly = (
             spec.permit is None
@@ -199,7 +211,11 @@ class ModelInstance:
         self._submitted = 0  # changed by the event loop
         self._left = 0  # changed by the thread
         self._waits_for_readers = False
+        self._progress_s = 0.0
+        self._has_run_inline = False  # a batch whose update is held
+        self._may_hold = self._may_overlap and runs_singly
         self._microbatches: MicrobatchInstance | None = None
+        self._microbatch: Microbatch | None = None  # the one that runs
         self._created: queue.SimpleQueue[WeirError | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=device.name, daemon=True)
 
@@ -219,41 +235,64 @@ class ModelInstance:
             self._thread.join()
             raise error
 
-    def submit(self, batch: RunningBatch) -> None:
+    def submit(self, batch: RunningBatch, more_follow: bool = False) -> None:
         """Runs the batch after those submitted before: in the instance's thread, or at once if it takes no time.
 
-        Waking the thread costs more than a small model, and nothing waits for the event loop that long.
+        Waking the thread costs more than a small model, and nothing waits for the event loop that long. If `more_follow`,
+        the caller calls `flush` after those.
         """
         self._submitted += 1
-        if self._instance is not None and self.held == 1 and not batch.message.is_series:
-            size_bytes = _inline_bytes(batch)
-            if self._pace.is_fast(size_bytes):
-                self._leave(self._run_batch(self._instance, batch), size_bytes)
-                return
+        if self.held == 1:
+            self._progress_s = time.monotonic()
+            if self._instance is not None:
+                size_bytes = _inline_bytes(batch)
+                if self._pace.is_fast(size_bytes):
+                    self._has_run_inline = more_follow
+                    self._leave(self._run_batch(self._instance, batch), size_bytes, holds=more_follow)
+                    return
         with self._inbox_lock:
             self._inbox.put(batch)
 
+    def flush(self) -> None:
+        """Publishes the updates of batches that ran in the event loop."""
+        if self._has_run_inline:
+            self._has_run_inline = False
+            self._updates.flush()
+
+    def flush_held(self) -> None:
+        """Publishes the updates that wait for those of the next batches. For any thread."""
+        if self._updates:
+            self._updates.flush()
+
     @property
-    def runs_microbatches(self) -> bool:
-        """Whether a microbatch is submitted as one batch, whose requests the instance runs one after another."""
-        return self._microbatches is not None
+    def unstarted(self) -> int:
+        """The batches that have not started."""
+        microbatch = self._microbatch
+        return self._inbox.qsize() + (0 if microbatch is None else microbatch.unstarted)
+
+    @property
+    def stuck_s(self) -> float:
+        """For how long no batch has ended, or the instance was idle."""
+        return time.monotonic() - self._progress_s
 
     @property
     def held(self) -> int:
         """The batches that were submitted and have not left the instance. For the event loop."""
         return self._submitted - self._left
 
-    def withdraw(self, batches: Iterable[RunningBatch]) -> list[RunningBatch]:
-        """Removes those of these batches that have not started; returns them."""
-        wanted = set(batches)
-        withdrawn: list[RunningBatch] = []
+    def withdraw(self) -> list[RunningBatch]:
+        """Removes the batches that have not started; returns them. For the event loop."""
+        microbatch = self._microbatch
+        withdrawn = [] if microbatch is None else list(microbatch.withdraw())
         with self._inbox_lock:
-            others: list[Any] = []
+            is_stopping = False
             while (batch := self._next(is_busy=True)) is not None:
-                is_wanted = batch is not _STOP and batch in wanted
-                (withdrawn if is_wanted else others).append(batch)
-            for batch in others:
-                self._inbox.put(batch)
+                if batch is _STOP:
+                    is_stopping = True
+                else:
+                    withdrawn.append(batch)
+            if is_stopping:
+                self._inbox.put(_STOP)
         self._submitted -= len(withdrawn)
         return withdrawn
 
@@ -312,8 +351,9 @@ class ModelInstance:
                 batch = self._next(is_busy=on_device is not None)
                 started: StartedBatch | BatchUpdate | None = None
                 if batch is not None and batch is not _STOP:
-                    if batch.message.is_series and self._microbatches is not None:
-                        self._leave(self._run_microbatch(self._microbatches, batch))
+                    if self._microbatches is not None and len(together := self._taken_with(batch)) > 1:
+                        self._updates.flush()
+                        self._run_microbatch(self._microbatches, together)
                         continue
                     if not self._may_overlap:
                         self._leave(self._run_with_permit(instance, batch))
@@ -321,6 +361,7 @@ class ModelInstance:
                     started = self._start(instance, batch)
                 # Responses leave in the order of the batches, even if the later batch ends at once.
                 if on_device is not None:
+                    self._updates.flush()  # which would wait for the device otherwise
                     self._leave(self._finish(instance, on_device))
                     on_device = None
                 if isinstance(started, StartedBatch):
@@ -331,7 +372,26 @@ class ModelInstance:
                 if batch is not None and batch is not _STOP:
                     self._leave(started, 0 if self._instance is None else _inline_bytes(batch))
         finally:
+            self._updates.flush()
             self._leave_rate_limiter()
+
+    def _taken_with(self, batch: RunningBatch) -> list[RunningBatch]:
+        """The batch, and those that have arrived behind it and may go to the process of the instance with it."""
+        together, scheduler = [batch], batch.message.scheduler
+        size_bytes = len(batch.message.entries[0].body)
+        with self._inbox_lock:
+            while len(together) < MAX_TOGETHER and (following := self._next(is_busy=True)) is not None:
+                if following is not _STOP:
+                    size_bytes += len(following.message.entries[0].body)
+                if following is _STOP or following.message.scheduler != scheduler or size_bytes > MAX_TOGETHER_BYTES:
+                    others = [following]
+                    while (other := self._next(is_busy=True)) is not None:
+                        others.append(other)
+                    for other in others:
+                        self._inbox.put(other)
+                    break
+                together.append(following)
+        return together
 
     def _next(self, is_busy: bool) -> Any:
         """The next batch, or `_STOP`; with `is_busy`, None if there is none yet."""
@@ -340,22 +400,32 @@ class ModelInstance:
         except queue.Empty:
             return None
 
-    def _leave(self, update: BatchUpdate | None, inline_bytes: int = 0) -> None:
-        """Publishes the end of a batch; the instance does not hold it any more then."""
+    def _leave(self, update: BatchUpdate | None, inline_bytes: int = 0, holds: bool | None = None) -> None:
+        """Publishes the end of a batch, which the instance does not hold any more; with those of the next ones if `holds`.
+
+        By default it does so while batches wait and take no time.
+        """
         self._left += 1
-        if 0 < inline_bytes < _UNBOUNDED and update is not None and update.completion is not None:
-            self._pace.note(inline_bytes, update.completion.busy_us)
-        self._publish(update)
+        self._progress_s = time.monotonic()
+        if update is not None:
+            busy_us = max([getattr(completion, "busy_us", 0) for completion in update.completions], default=0)
+            if 0 < inline_bytes < _UNBOUNDED:
+                self._pace.note(inline_bytes, busy_us)
+            self._updates.add(update)
+            if holds is None:
+                holds = self._may_hold and busy_us <= FAST_US and not (self._inbox.empty() or self._updates.are_due)
+        if not holds:
+            self._updates.flush()
 
     @contained(on_error="_publishing_failed")
-    def _publish(self, update: BatchUpdate | None) -> None:
-        if update is not None:
-            self._on_update(update)
+    def _publish(self, update: BatchUpdate) -> None:
+        self._on_update(update)
 
-    def _publishing_failed(self, _error: Exception, update: BatchUpdate | None) -> None:
-        """Reports the batch as lost: its scheduler, which would wait for it forever, runs it again."""
-        if update is not None and update.completion is not None:
-            self._on_update(_lost_update(update.scheduler, update.completion.batch_id))
+    def _publishing_failed(self, _error: Exception, update: BatchUpdate) -> None:
+        """Reports the batches as lost: their scheduler, which would wait for them forever, runs them again."""
+        lost = [BatchLost(each.batch_id) for each in update.completions if not isinstance(each, BatchReleased)]
+        if lost:
+            self._on_update(BatchUpdate(update.scheduler, lost))
 
     def _created_instance(self) -> Instance:
         """Creates and warms up the instance. Raises WeirError if either fails."""
@@ -413,11 +483,31 @@ class ModelInstance:
         started = self._start(instance, batch)
         return self._finish(instance, started) if isinstance(started, StartedBatch) else started
 
-    def _run_microbatch(self, instance: MicrobatchInstance, batch: RunningBatch) -> BatchUpdate | None:
+    def _run_microbatch(self, instance: MicrobatchInstance, batches: Sequence[RunningBatch]) -> None:
+        left = {batch.message.batch_id: batch for batch in batches}
+
+        def publish(update: BatchUpdate) -> None:
+            for completion in update.completions:
+                left.pop(completion.batch_id, None)
+            self._progress_s = time.monotonic()
+            self._publish(update)
+
+        def has_begun(microbatch: Microbatch) -> None:
+            self._microbatch = microbatch
+
+        error: BaseException | None = None
         try:
-            return self._runner.run_microbatch(instance, batch)
-        except BaseException as error:  # noqa: BLE001 - logged and reported there
-            return self._failed(batch, error)
+            self._runner.run_microbatch(instance, batches, has_begun, publish)
+        except BaseException as failure:  # noqa: BLE001 - logged and reported below
+            error = failure
+        microbatch, self._microbatch = self._microbatch, None
+        elsewhere = () if microbatch is None else microbatch.ended_elsewhere()
+        if error is not None:
+            for batch in left.values():
+                if batch not in elsewhere:
+                    self._publish(self._failed(batch, error))
+        self._left += len(batches) - (0 if microbatch is None else len(microbatch.withdrawn))
+        self._progress_s = time.monotonic()
 
     def _start(self, instance: Instance, batch: RunningBatch) -> StartedBatch | BatchUpdate | None:
         if self._device_lost is not None and self._device_lost.is_set():
@@ -461,4 +551,4 @@ class ModelInstance:
 
 
 def _lost_update(scheduler: str, batch_id: int) -> BatchUpdate:
-    return BatchUpdate(scheduler, BatchCompletion(batch_id, BatchOutcome.UNANSWERED, 0))
+    return BatchUpdate(scheduler, (BatchLost(batch_id),))

@@ -89,12 +89,10 @@ class ModelInvoker:
         except BaseException as error:  # noqa: BLE001 - as above
             return self._failure(error)
 
-    def finish_microbatch(self, results: Sequence[Result | None]) -> None:
-        """Reshapes the outputs of a microbatch that have not been sent."""
+    def finish_microbatch(self, result: Result) -> None:
+        """Reshapes the outputs of a request of a microbatch."""
         if self._reshaper is not None:
-            for result in results:
-                if result:
-                    self._reshape(self._reshaper, result)
+            self._reshape(self._reshaper, result)
 
     def finish(
         self, instance: Instance, handle: ExecutionHandle, requests: Sequence[InferRequest], execution: Execution

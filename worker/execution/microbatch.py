@@ -1,167 +1,155 @@
-"""`Microbatch`: requests that came in one message and run one after another, each as a batch of its own.
+"""`Microbatch`: batches of one request each that the process of an instance runs one after another, from one message.
 
-Instances that run in a process of their own get all requests in one message instead (`MicrobatchExecution`).
-
-Each request is a *part*: a `RunningBatch` with an id that is valid in this worker only. The instance runs it like any other
-batch, and its update is collected here. Responses leave together, with one completion and one set of acknowledgements, as
-long as the parts are quick. If one takes long, or its model calls other models (which may wait for later parts), the
-responses so far are sent and the parts that have not started are requeued at the scheduler.
+A message to the process and back for each request would cost more than a fast model takes. Each batch ends by itself, as
+soon as its request has: the microbatch is only the way to the process and back.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Sequence
 
-from msgspec.structs import replace
-
-from weir.bus.links.framing import Outgoing
-from weir.bus.payloads.reach import process_reach
-from weir.runtime.containment import contained
-from weir.schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, join_responses
-from weir.worker.execution.batch_execution import MAX_STUCK_S, BatchUpdate
-from weir.worker.execution.instance import ModelInstance
+from weir.bus.payloads.arena import PayloadReader
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.messages import NO_REPLY
+from weir.worker.backend_api.interface import EndedRequest, Execution, MicrobatchRun, Result
+from weir.worker.execution.batch_execution import BatchExecution, StreamingBatches
 from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.statistics import ModelStatistics, SingleRuns
 
 
-class Microbatch:
-    """The `parts` of one batch message on their way through `instance`. Thread-safe where methods do not say otherwise.
+class Microbatch(Execution):
+    """The execution of `requests`, one from each of `batches`, with `rows` rows each. Thread-safe.
 
-    `ids` yields ids below 0 for the parts, which no scheduler uses. `publish` gets the updates of the whole, in any thread.
-    `fetched` is the batch with its remote payloads, if it had to wait for them. `worker` is the id of this worker.
+    A request whose responses the model sends itself gets an execution of its own, among `streaming`.
     """
 
-    def __init__(  # noqa: PLR0913 - a batch, and what it needs of its worker
+    __slots__ = ("_failure", "_lock", "_run", "_senders", "_streaming", "batches", "requests", "rows")
+
+    def __init__(
         self,
-        message: BatchMessage,
-        instance: ModelInstance,
-        ids: Iterator[int],
-        publish: Callable[[BatchUpdate], None],
-        fetched: RunningBatch | None = None,
-        worker: str = "",
+        batches: Sequence[RunningBatch],
+        requests: Sequence[InferRequest],
+        rows: Sequence[int],
+        streaming: StreamingBatches,
+        reader: PayloadReader,
     ) -> None:
-        self.instance = instance
-        self.message = message
-        self._publish = publish
-        self.parts = [
-            RunningBatch(replace(message, batch_id=next(ids), entries=[entry], is_series=False), worker, message)
-            for entry in message.entries
-        ]
-        if fetched is not None:
-            for position, part in enumerate(self.parts):
-                part.fetched = fetched.fetched
-                part.cancelled = frozenset((0,)) if position in fetched.cancelled else frozenset()
-        self._positions = {part.message.batch_id: position for position, part in enumerate(self.parts)}
-        self._running = set(self._positions)  # neither ended nor released
-        self._open = len(self.parts)  # not ended
-        self._lost: dict[int, BatchOutcome] = {}
-        self._requeued: list[int] = []
-        self._responses: dict[str, list[bytes]] = {}
-        self._first: list[Outgoing] = []
-        self._busy_us = 0
-        self._is_released = False
-        self._progress_s = time.monotonic()
-        self._sends_at_once = False
-        # Parts end in the instance's thread, or where their models send responses; the event loop flushes.
+        super().__init__(reader)
+        self.batches = batches
+        self.requests = requests
+        self.rows = rows
+        self._streaming = streaming
         self._lock = threading.Lock()
+        self._senders: dict[int, BatchExecution] = {}
+        self._failure: WeirError | None = None
+        self._run: MicrobatchRun | None = None
 
-    def submit(self) -> None:
-        """Submits all parts to the instance, in order."""
-        for part in self.parts:
-            self.instance.submit(part)
-
-    def cancel(self, gateway: str, keys: Iterable[int]) -> None:
-        """Marks the requests of `gateway` with these keys as cancelled."""
-        keys = list(keys)
-        for part in self.parts:
-            part.cancel(gateway, keys)
+    def started(self, run: MicrobatchRun) -> None:
+        """Sets the run of the requests, which has started."""
+        self._run = run
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all parts have ended."""
-        return self._open == 0
+    def unstarted(self) -> int:
+        """How many batches have not started."""
+        return 0 if self._run is None else self._run.unstarted
+
+    def withdraw(self) -> Sequence[RunningBatch]:
+        """Takes back the batches that have not started: whoever calls this completes them."""
+        return () if self._run is None else [self.batches[position] for position in self._run.withdraw()]
 
     @property
-    def is_stuck(self) -> bool:
-        """Whether no part has ended for `MAX_STUCK_S`."""
-        return time.monotonic() - self._progress_s > MAX_STUCK_S
+    def withdrawn(self) -> Collection[int]:
+        """The positions of the batches that were taken back."""
+        return () if self._run is None else self._run.withdrawn
 
-    def flush(self) -> None:
-        """Publishes the responses so far."""
+    def ended_elsewhere(self) -> list[RunningBatch]:
+        """The batches that were taken back, or whose responses the model sends itself."""
+        return [self.batches[position] for position in {*self.withdrawn, *self._senders}]
+
+    def respond(self, position: int, result: Result | None, is_final: bool) -> None:
+        """Publishes a response that the model sends itself."""
+        self._sender(position).respond(0, result, is_final)
+
+    def fail(self, error: WeirError) -> None:
+        """Ends the requests whose responses the model sends itself, and those that `returned` adds later."""
         with self._lock:
-            if self._responses:
-                self._send(None)
+            self._failure = error
+            senders = list(self._senders.values())
+        for sender in senders:
+            sender.fail(error)
 
-    def requeue(self) -> list[int]:
-        """Publishes the responses so far, and requeues the parts that have not started; returns their ids, which end.
+    def returned(self, ended: EndedRequest) -> bool:
+        """Whether the responses to the request, which the model has run, are or will be published one by one."""
+        position, result, start_ns, end_ns = ended
+        if result is not None and position not in self._senders:
+            return False
+        sender = self._sender(position)
+        sender.start_ns, sender.input_end_ns, sender.infer_end_ns = start_ns - self.input_ns, start_ns, end_ns
+        sender.returned([result])
+        with self._lock:
+            failure = self._failure
+        if failure is not None:
+            sender.fail(failure)
+        return True
 
-        Called in the event loop.
+    def is_cancelled(self, position: int) -> bool:
+        """Whether the request was cancelled or its deadline has passed."""
+        batch = self.batches[position]
+        return bool(batch.cancelled) or batch.is_late(0)
+
+    def may_run_again(self, position: int) -> bool:
+        """Whether the request is still wanted and its caller has no response to it."""
+        sender = self._senders.get(position)
+        if sender is not None:
+            return sender.may_run_again(0)
+        return not self.is_cancelled(position) and self.batches[position].message.entries[0].gateway != NO_REPLY
+
+    @property
+    def input_ns(self) -> int:
+        """How long the inputs of one request were prepared, on average."""
+        return (self.input_end_ns - self.start_ns) // len(self.batches)
+
+    def record(self, statistics: ModelStatistics, ended: Sequence[EndedRequest]) -> None:
+        """Counts these requests, which ran one by one, each as `record_batch` counts a run.
+
+        The time since the last run is divided equally.
         """
-        withdrawn = [part.message.batch_id for part in self.instance.withdraw(self.parts)]
+        input_ns = self.input_ns
+        output_ns = max(0, time.monotonic_ns() - ended[-1].end_ns) // len(ended)
+        succeeded = SingleRuns()
+        runs: dict[int, SingleRuns] = {}
+        durations_ns: list[int] = []
+        observed: list[tuple[int, tuple[int, int, int]]] = []
+        for position, outcome, start_ns, end_ns in ended:
+            batch, rows = self.batches[position], self.rows[position]
+            staged_ns = start_ns - input_ns - batch.received_ns
+            queue_ns = batch.message.entries[0].queued_us * 1000 + staged_ns
+            phases_ns = (input_ns, end_ns - start_ns, output_ns)
+            by_rows = runs.get(rows)
+            if by_rows is None:
+                by_rows = runs[rows] = SingleRuns()
+            by_rows.add(rows, queue_ns, staged_ns, phases_ns)
+            if batch.cancelled or (outcome is not None and outcome.error and not outcome.is_model_response):
+                statistics.record_failures(1, "CANCELED" if batch.cancelled else "BACKEND", queue_ns + sum(phases_ns))
+                continue
+            succeeded.add(rows, queue_ns, staged_ns, phases_ns)
+            durations_ns.append(queue_ns + end_ns - start_ns)
+            if statistics.latencies is not None:
+                observed.append((queue_ns, phases_ns))
+        statistics.record_single_runs(succeeded, runs, time.time_ns() // 1_000_000)
+        statistics.record_latency(durations_ns, input_ns + output_ns)
+        if statistics.latencies is not None:
+            for queue_ns, phases_ns in observed:
+                statistics.latencies.observe([queue_ns], phases_ns)
+
+    def _sender(self, position: int) -> BatchExecution:
         with self._lock:
-            back = [self._positions[part] for part in withdrawn]
-            self._sends_at_once = True
-            self._open -= len(back)
-            self._running.difference_update(withdrawn)
-            self._requeued += back
-            if back and self._open:
-                self._send(BatchCompletion(self.message.batch_id, BatchOutcome.HANDED_BACK, 0, back))
-            if back or self._responses:
-                self._publish_if_due()
-        return withdrawn
-
-    def part_updated(self, part: BatchUpdate) -> None:
-        """Collects an update of a part; called in any thread. A part ends or is released with its completion."""
-        completion = part.completion
-        if completion is None:
-            return
-        with self._lock:
-            self._progress_s = time.monotonic()
-            for gateway, responses in part.responses:
-                self._responses.setdefault(gateway, []).append(responses)
-            self._first += part.first
-            self._busy_us += completion.busy_us
-            self._running.discard(completion.batch_id)
-            if completion.outcome != BatchOutcome.RELEASED:
-                self._open -= 1
-                if completion.outcome != BatchOutcome.ANSWERED:
-                    self._lost[self._positions[completion.batch_id]] = BatchOutcome(completion.outcome)
-            self._publish_if_due()
-
-    def _publish_if_due(self) -> None:
-        if self._open == 0:
-            self._send(self._completion())
-        elif not self._running and not self._is_released:
-            # The instance takes the next batch, while models still send responses.
-            self._is_released = self._sends_at_once = True
-            self._send(BatchCompletion(self.message.batch_id, BatchOutcome.RELEASED, self._busy_us))
-        elif self._responses and (self._sends_at_once or self._lost):
-            self._send(None)
-
-    def _completion(self) -> BatchCompletion:
-        busy_us = 0 if self._is_released else self._busy_us
-        lost = self._lost
-        if not lost:
-            return BatchCompletion(self.message.batch_id, BatchOutcome.ANSWERED, busy_us, self._requeued)
-        has_started = BatchOutcome.UNANSWERED in lost.values()
-        outcome = BatchOutcome.UNANSWERED if has_started else BatchOutcome.NOT_RUN
-        positions = sorted([*lost, *self._requeued])
-        return BatchCompletion(self.message.batch_id, outcome, busy_us, positions)
-
-    def _send(self, completion: BatchCompletion | None) -> None:
-        """Publishes the responses so far, with the lock held: no response may leave after the completion."""
-        responses = [
-            (gateway, message) for gateway, messages in self._responses.items() for message in self._joined(messages)
-        ]
-        first, self._first, self._responses = self._first, [], {}
-        self._publish(BatchUpdate(self.message.scheduler, completion, responses, first))
-
-    @contained(on_error="_joining_failed")
-    def _joined(self, messages: list[bytes]) -> list[bytes]:
-        if len(messages) == 1 or sum(map(len, messages)) > process_reach().message_bytes:
-            return messages
-        return [join_responses(self.message.version, messages)]
-
-    def _joining_failed(self, _error: Exception, messages: list[bytes]) -> list[bytes]:
-        return messages  # each is sent by itself
+            sender = self._senders.get(position)
+            if sender is None:
+                sender = BatchExecution(self.batches[position], self._streaming, self.reader)
+                sender.begin((0,), self.rows[position : position + 1], self.requests[position : position + 1])
+                sender.start_ns, sender.input_end_ns = self.start_ns, self.input_end_ns
+                self._senders[position] = sender
+        return sender

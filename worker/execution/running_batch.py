@@ -22,8 +22,7 @@ class RunningBatch:
 
     The event loop creates and cancels it; any thread may read it. `has_deadlines` spares batches without deadlines, which
     most are, from looking at the clock. `fetched` has the payloads from other hosts, or the reasons why they were lost.
-    `requeue` is set while an instance runs a microbatch from one message: it requeues the requests that have not started.
-    For traces, `worker` is the id of this worker and `whole` the message that the batch is a part of.
+    For traces, `worker` is the id of this worker.
     """
 
     __slots__ = (
@@ -33,16 +32,13 @@ class RunningBatch:
         "message",
         "on_cancel",
         "received_ns",
-        "requeue",
         "sequence_ids",
-        "whole",
         "worker",
     )
 
-    def __init__(self, message: BatchMessage, worker: str = "", whole: BatchMessage | None = None) -> None:
+    def __init__(self, message: BatchMessage, worker: str = "") -> None:
         self.message = message
         self.worker = worker
-        self.whole = message if whole is None else whole
         self.received_ns = time.monotonic_ns()
         self.has_deadlines = False
         for entry in message.entries:
@@ -54,7 +50,6 @@ class RunningBatch:
         self.fetched: Mapping[PayloadRef, Outcome] | None = None
         self.on_cancel: Callable[[], None] | None = None
         """Called in the event loop after `cancelled` has grown."""
-        self.requeue: Callable[[], None] | None = None
 
     def is_late(self, position: int) -> bool:
         """Whether the deadline of an entry has passed."""
@@ -80,7 +75,7 @@ def trace_timestamps(batch: RunningBatch, index: int, execution: Execution) -> T
     infer_end_ns = execution.infer_end_ns
     if infer_end_ns < execution.input_end_ns:
         infer_end_ns = now_ns  # the model still runs, or failed before the end of its run
-    message = batch.whole
+    message = batch.message
     timestamps: Timestamps = {
         "QUEUE_START": batch.received_ns + to_unix - batch.message.entries[index].queued_us * 1000,
         WORKER_RECEIVED: batch.received_ns + to_unix,

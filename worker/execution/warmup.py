@@ -23,7 +23,7 @@ from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import BY_CONFIG_NAME, Datatype, Tensor
 from weir.schemas.kserve.normalizer import RequestNormalizer
-from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, BatchOutcome
+from weir.schemas.wire.messages import NO_REPLY, BatchEnded, BatchEntry, BatchMessage
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import (
     DeviceLost,
@@ -34,8 +34,8 @@ from weir.worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.updates import BatchUpdate
 
 logger = logging.getLogger("weir.worker")
 
@@ -159,7 +159,7 @@ class WarmUp:
             self.failures.append("it could not be run")  # the log has the reason
             return
         deadline_s = time.monotonic() + RESPONSES_TIMEOUT_S
-        while update is None or update.completion is None or update.completion.outcome == BatchOutcome.RELEASED:
+        while update is None or not any(isinstance(each, BatchEnded) for each in update.completions):
             try:
                 update = self.published.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:

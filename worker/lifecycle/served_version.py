@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from weir.runtime.limits.process_limits import computing_threads
 from weir.schemas.core.errors import WeirError
+from weir.schemas.wire.messages import NotRunReason
 from weir.schemas.wire.registry import MAX_INSTANCES, MAX_PROBLEM_LENGTH, ModelState, VersionRecord
 from weir.worker.backend_api.interface import LoadedModel, ModelVersion, VersionLoader
 from weir.worker.ensembles.backend import EnsembleModel
@@ -207,31 +208,29 @@ class ServedVersion:
         config = self.model.config
         return config.dynamic_batching is None and config.sequence_batching is None and not config.is_ensemble
 
+    @property
+    def is_numbered(self) -> bool:
+        """Whether its instances keep states of sequences, so that no other can run what was sent to one."""
+        return bool(self._numbered)
+
     def instance(self, number: int) -> AnyInstance | None:
-        """The instance that a scheduler addresses by `number`; None if that instance, with its states, is gone."""
+        """The instance that a scheduler addresses by `number`; None if it is gone, as after a reload."""
         if self._numbered:
             return self._numbered.get(number)
-        # After a reload there may be fewer instances than the scheduler knew when it sent the batch.
-        return self._available(number % len(self.instances)) if self.instances else None
+        return self.instances[number] if 0 <= number < len(self.instances) else None
 
-    def _available(self, number: int) -> AnyInstance:
-        """The instance of this number; or the next one, while it is down or its process waits for another model.
+    def obstacle(self, instance: ModelInstance) -> NotRunReason | None:
+        """Why the instance can't take a batch now: it is down, or its process waits for another model.
 
         The process may wait for a response to this very request: a model may call itself as long as it has a free instance.
-        So an instance that is down, and will be restarted, is better than one that waits.
         """
-        preferred = self.instances[number]
-        if len(self.instances) == 1 or not (self._is_down(preferred) or self._is_calling(preferred)):
-            return preferred
-        candidates = [*self.instances[number:], *self.instances[:number]]
-        return min(candidates, key=lambda other: (self._is_calling(other), self._is_down(other)))
-
-    def _is_down(self, instance: AnyInstance) -> bool:
-        return isinstance(instance, ModelInstance) and self.model.health.is_down(instance.key)
-
-    def _is_calling(self, instance: AnyInstance) -> bool:
+        if self._numbered:
+            return None
+        if self.model.health.is_down(instance.key):
+            return NotRunReason.DOWN
         calls = self.model.calls
-        return calls is not None and isinstance(instance, ModelInstance) and calls.has_open_calls(instance.key)
+        is_calling = calls is not None and instance.held > 0 and calls.has_open_calls(instance.key)
+        return NotRunReason.CALLING if is_calling else None
 
     def unload(self, wait_for_readers: bool = False) -> None:
         """Finishes submitted batches and unloads the version; `wait_for_readers` as in `ModelInstance.stop`.

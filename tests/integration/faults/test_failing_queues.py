@@ -17,9 +17,8 @@ from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.scheduler.ownership.controller import OwnershipController
 from weir.scheduler.service.service import SchedulerService
 from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchMessage,
-    BatchOutcome,
+    BatchEnded,
+    Batches,
     Completions,
     Frame,
     RequestEnvelope,
@@ -52,14 +51,14 @@ class Worker:
         await registry.write_model(ModelRecord("model", {1: VersionRecord(ModelState.READY, instances=1)}, MODEL))
 
     def _on_batch(self, message: Message) -> None:
-        batch = BatchMessage.unpack(message.data)
-        (entry,) = batch.entries
-        self.batches[batch.batch_id] = entry.key
+        for batch in Batches.unpack(message.data).batches:
+            (entry,) = batch.entries
+            self.batches[batch.batch_id] = entry.key
 
     def end(self) -> list[int]:
         """Ends all batches; returns their keys."""
         ended, self.batches = self.batches, {}
-        dones = [BatchCompletion(batch_id, BatchOutcome.ANSWERED, 1) for batch_id in ended]
+        dones = [BatchEnded(batch_id, 1) for batch_id in ended]
         self._bus.publish(subjects.done("scheduler"), Completions("worker", dones).pack())
         return list(ended.values())
 

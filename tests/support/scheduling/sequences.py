@@ -9,6 +9,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tests.support.scheduling.completions import (
+    Outcome,
+    completion,
+)
 from tests.support.scheduling.requests import CountingFrame
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import QueuedRequest, requests_of
@@ -18,7 +22,11 @@ from weir.scheduler.placement.instances import Instance
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope
+from weir.schemas.wire.messages import (
+    NO_REPLY,
+    BatchEnded,
+    RequestEnvelope,
+)
 from weir.schemas.wire.registry import MAX_INSTANCES
 
 SLOTS = 3
@@ -80,12 +88,12 @@ class Life:
             return
         batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
         rescheduled = []
-        if outcome == BatchOutcome.ANSWERED:
+        if outcome == Outcome.ANSWERED:
             self.workers.run(batch)
             if self.is_iterative:
                 rows = [row for row in range(SLOTS) if row not in batch.padding_rows]
                 rescheduled = [row for row in rows[: len(batch.requests)] if again >> row & 1]
-        ended = self.model.complete(self.now_us, batch.id, outcome, 5, rescheduled)
+        ended = self.model.complete(self.now_us, completion(batch.id, outcome, 5, rescheduled))
         again_requests = [request for row, request in self.rows_of(batch) if row in rescheduled]
         self.end(ended, (ended[0] if outcome else [r for r in ended[0] if r in again_requests]))
         over = {request.key for request in ended[0]} | {failure.request.key for failure in ended[1]}
@@ -220,7 +228,7 @@ class Life:
             if not self.live:
                 return
             if self.batches:
-                self.complete(0, BatchOutcome.ANSWERED, 0)
+                self.complete(0, Outcome.ANSWERED, 0)
             else:
                 self.advance(IDLE_US)
         raise AssertionError(f"{len(self.live)} requests never end")
@@ -248,7 +256,7 @@ class ReconfiguredLife(Life):
     def complete(self, number: int, outcome: int, again: int) -> None:
         if self.batches:
             batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
-            self.end(self.model.complete(self.now_us, batch.id, outcome, 5, range(again)))
+            self.end(self.model.complete(self.now_us, completion(batch.id, outcome, 5, list(range(again)))))
 
     def pump(self) -> None:
         self.end(self.model.overdue(self.now_us))
@@ -264,7 +272,7 @@ class ReconfiguredLife(Life):
     def run_out(self) -> None:
         super().run_out()
         for batch_id in self.batches:
-            self.end(self.model.complete(self.now_us, batch_id, BatchOutcome.ANSWERED, 5))
+            self.end(self.model.complete(self.now_us, BatchEnded(batch_id, 5)))
         self.model.expire(self.now_us)
 
 

@@ -4,7 +4,7 @@
 
 It simulates gateways, workers and the clock around one `ModelScheduler`, carries out its decisions, and checks the
 invariants after every event. Events select by number among what exists at that time, so every list of them is a
-possible history. `LaneLife` and `SeriesLife` hold the invariants of lanes and of microbatches.
+possible history. `LaneLife` and `WindowLife` hold the invariants of lanes and of windows.
 """
 
 from __future__ import annotations
@@ -13,21 +13,30 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from tests.support.scheduling.completions import (
+    Outcome,
+    completion,
+)
 from tests.support.scheduling.queue_oracle import QueueOracle
 from tests.support.scheduling.requests import CONFIGS, LATEST, MAX_BATCH_SIZE, CountingFrame, part
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.lane_budget import LONGEST_QUIET_US, RECENT_US
 from weir.scheduler.batching.lanes import BATCH, LIVE
-from weir.scheduler.batching.microbatcher import MAX_MICROBATCH_REQUESTS
 from weir.scheduler.batching.request import QueuedRequest, requests_of
 from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
 from weir.scheduler.batching.retry import MAX_ATTEMPTS
 from weir.scheduler.batching.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
 from weir.scheduler.model_scheduler import ModelScheduler
-from weir.scheduler.placement.instances import SLOTS
+from weir.scheduler.placement.instances import MAX_BACKOFF_US
+from weir.scheduler.placement.window import MAX_WINDOW, SLOTS, runs_singly
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
-from weir.schemas.wire.messages import BatchOutcome
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    BatchNotRun,
+    BatchReleased,
+    NotRunReason,
+)
 
 
 class LaneLife:
@@ -93,83 +102,62 @@ def _version_of(request: QueuedRequest) -> int | None:
     return version
 
 
-class SeriesLife:
-    """The invariants of microbatches. `series_sent` counts them."""
+class WindowLife:
+    """The invariants of windows, and of instances that return batches. `deepest` is the most that an instance held."""
 
     model: ModelScheduler
     now_us: int
+    wake_at_us: int | None
     batches: dict[int, Batch]
     configs: dict[int, ModelConfig]
     instances: dict[str, dict[int, int]]
 
     def __init__(self) -> None:
-        self.handed_back: dict[int, list[QueuedRequest]] = defaultdict(list)  # by the ids of batches
-        self.series_sent = 0
+        self.deepest = 0
+        # Instances (worker, version, number) that returned a batch, and until when they may be left alone for it.
+        self.closed: dict[tuple[str, int, int], int] = {}
 
-    def hand_back(self, number: int, positions: list[int]) -> None:
-        """Some requests of a microbatch are returned unstarted. For another batch, or repeated, this has no effect."""
-        if self.batches:
-            batch = list(self.batches.values())[number % len(self.batches)]
-            back = [r for at, r in enumerate(batch.requests) if at in positions and r in self._members(batch)]
-            ended = self.model.complete(self.now_us, batch.id, BatchOutcome.HANDED_BACK, 0, positions)
-            if not batch.is_microbatch:
-                assert not any(ended)
-                return
-            assert not ended[1]
-            assert list(ended[0]) == [request for request in back if request.cancelled]
-            assert not any(request.attempts for request in back), "no loss is counted"
-            self.handed_back[batch.id] += back
-            self._ended(ended)
-
-    def end_in_part(self, number: int, outcome: int, positions: list[int]) -> None:
-        """A series ends, but for those at these positions, which were lost or handed back."""
-        series = [batch for batch in self.batches.values() if batch.is_microbatch]
-        if series:
-            batch = series[number % len(series)]
-            members, attempts = self._members(batch), {r: r.attempts for r in batch.requests}
-            del self.batches[batch.id]
-            answered, failures = self.model.complete(self.now_us, batch.id, outcome, 5, positions)
-            others = [r for at, r in enumerate(batch.requests) if at not in positions and r in members]
-            assert list(answered)[: len(others)] == others
-            lost = [r for r in members if r not in others]
-            assert {r for r in lost if r.cancelled} == set(answered) - set(others)
-            is_blamed = outcome == BatchOutcome.UNANSWERED
-            assert all(r.attempts == attempts[r] + is_blamed for r in lost if not r.cancelled)
-            self._ended((answered, failures), batch.id)
-
-    def _members(self, batch: Batch) -> list[QueuedRequest]:
-        return [request for request in batch.requests if request not in self.handed_back[batch.id]]
-
-    def _check_series(self, batch: Batch, unsent: list[Batch]) -> None:
-        """It takes nothing that another instance could begin with; `unsent` are the batches from it on."""
-        size = len(batch.requests)
-        assert batch.is_microbatch == (size > 1)
-        if size == 1:
+    def not_run(self, number: int, reason: int) -> None:
+        """A worker returns a batch that has not started: no loss is counted, and whoever still waits for it runs later."""
+        if not self.batches:
             return
-        self.series_sent += 1
-        assert not self.configs[batch.version].is_decoupled
-        assert size <= MAX_MICROBATCH_REQUESTS
-        assert not any(r.attempts for r in batch.requests)
-        held = [b for b in self._holding() if b.version == batch.version and self._is_present(b)]
-        # No request waits behind one that may kill workers.
-        taken = sum(SLOTS if b.requests[0].runs_alone else 1 for b in held)
-        places = SLOTS * sum(counts.get(batch.version, 0) for counts in self.instances.values()) - taken
-        gone = {r for b in unsent for r in b.requests}
-        waiting = len(gone) + sum(
-            r not in gone and getattr(r.place, "version", None) == batch.version for r in self._waiting()
-        )
-        assert size <= -(-waiting // places)
+        batch = self.batches.pop(list(self.batches)[number % len(self.batches)])
+        attempts = {request: request.attempts for request in batch.requests}
+        instance = batch.instance
+        if reason != NotRunReason.SLOW:
+            self.closed[instance.worker, batch.version, instance.number] = self.now_us + MAX_BACKOFF_US
+        ended = self.model.complete(self.now_us, BatchNotRun(batch.id, NotRunReason(reason)))
+        assert all(request.attempts == attempts[request] for request in batch.requests), "a loss is counted"
+        assert {request for request in batch.requests if request.cancelled} <= set(ended[0])
+        self._ended(ended, batch.id)
 
-    def _is_present(self, batch: Batch) -> bool:
-        return batch.instance.number < self.instances[batch.instance.worker].get(batch.version, 0)
+    def _check_window(self, batch: Batch) -> None:
+        """The instance has a place in its window, no other open one holds fewer, and no request waits behind one that
+        may kill workers.
+        """
+        holding = [b for b in self._holding() if b.version == batch.version]
+        at = [b for b in holding if b.instance is batch.instance]
+        self.deepest = max(self.deepest, len(at) + 1)
+        config = self.configs[batch.version]
+        assert len(at) < (MAX_WINDOW if runs_singly(config) else SLOTS)
+        assert not any(b.requests[0].runs_alone for b in at)
+        assert not (at and batch.requests[0].runs_alone)
+        held = Counter((b.instance.worker, b.instance.number) for b in holding)
+        fewest = [
+            held[worker, number]
+            for worker, counts in self.instances.items()
+            for number in range(counts.get(batch.version, 0))
+            if self.closed.get((worker, batch.version, number), 0) <= self.now_us
+            and not any(
+                b.requests[0].runs_alone for b in holding if (b.instance.worker, b.instance.number) == (worker, number)
+            )
+        ]
+        assert not fewest or len(at) <= min(fewest), "another instance holds fewer"
 
     def _ended(self, ended: Ended, batch_id: int = 0) -> None:
         raise NotImplementedError
 
     def _holding(self) -> list[Batch]:
-        raise NotImplementedError
-
-    def _waiting(self) -> list[QueuedRequest]:
         raise NotImplementedError
 
 
@@ -178,7 +166,7 @@ Event = tuple[Any, ...]
 UNAVAILABLE_TIMEOUT_US = 1_000
 
 
-class Simulation(LaneLife, SeriesLife):
+class Simulation(LaneLife, WindowLife):
     """Gateways and workers around one model; `events_played` counts the events."""
 
     def __init__(self) -> None:
@@ -269,9 +257,9 @@ class Simulation(LaneLife, SeriesLife):
         if self.batches:
             batch_id = list(self.batches)[number % len(self.batches)]
             batch = self.batches.pop(batch_id)
-            answered, failures = self.model.complete(self.now_us, batch_id, outcome, busy_us)
-            if outcome == BatchOutcome.ANSWERED:
-                assert list(answered) == self._members(batch)
+            answered, failures = self.model.complete(self.now_us, completion(batch_id, outcome, busy_us))
+            if outcome == Outcome.ANSWERED:
+                assert list(answered) == batch.requests
                 assert not failures
             self._ended((answered, failures), batch_id)
 
@@ -280,13 +268,13 @@ class Simulation(LaneLife, SeriesLife):
         if self.batches:
             batch_id = list(self.batches)[number % len(self.batches)]
             self.released.add(batch_id)
-            assert self.model.complete(self.now_us, batch_id, BatchOutcome.RELEASED, 5) == ((), ())
+            assert self.model.complete(self.now_us, BatchReleased(batch_id, 5)) == ((), ())
 
     def complete_abandoned(self, number: int) -> None:
         """The end of a batch arrives late: it was taken for lost, and its requests went elsewhere."""
         if self.abandoned:
             batch_id = self.abandoned[number % len(self.abandoned)]
-            assert self.model.complete(self.now_us, batch_id, BatchOutcome.ANSWERED, 5) == ((), ())
+            assert self.model.complete(self.now_us, BatchEnded(batch_id, 5)) == ((), ())
 
     def miss(self, numbers: list[int]) -> None:
         ids = {list(self.batches)[number % len(self.batches)] for number in numbers if self.batches}
@@ -316,7 +304,7 @@ class Simulation(LaneLife, SeriesLife):
             assert {(batch.id, key) for batch, of_batch in told for key in of_batch} == {
                 (batch.id, request.key)
                 for batch in self.batches.values()
-                for request in self._members(batch)
+                for request in batch.requests
                 if request.gateway == gateway and request.key in keys
             }
 
@@ -351,7 +339,7 @@ class Simulation(LaneLife, SeriesLife):
             batch = self.batches.pop(batch_id)
             self.abandoned.append(batch_id)
             if self.configs[batch.version].is_decoupled:
-                self.lost_streams.update(self._members(batch))
+                self.lost_streams.update(batch.requests)
 
     def _ended(self, ended: Ended, batch_id: int = 0) -> None:
         answered, failures = ended
@@ -369,14 +357,12 @@ class Simulation(LaneLife, SeriesLife):
     def _pump(self) -> None:
         self._ended(self.model.overdue(self.now_us))
         batches, self.wake_at_us = self.model.dispatch(self.now_us)
-        for at, batch in enumerate(batches):
+        for batch in batches:
             self._check_batch(batch)
-            if self.configs[batch.version].dynamic_batching is None:
-                self._check_series(batch, [later for later in batches[at:] if later.version == batch.version])
             self.batches[batch.id] = batch
 
     def _running(self) -> set[QueuedRequest]:
-        return {request for batch in self.batches.values() for request in self._members(batch)}
+        return {request for batch in self.batches.values() for request in batch.requests}
 
     def _holding(self) -> list[Batch]:
         """Batches that hold a slot of their instance."""
@@ -397,13 +383,12 @@ class Simulation(LaneLife, SeriesLife):
         assert all(request.version in (LATEST, batch.version) for request in requests)
         if self.configs[batch.version].dynamic_batching is not None:
             assert len({request.shape_key for request in requests}) == 1
-            assert not batch.is_microbatch
             assert len(requests) == 1 or sum(request.batch_size for request in requests) <= MAX_BATCH_SIZE
         assert all(request.attempts < 2 for request in requests) or len(requests) == 1
         assert instance.number < self.instances[instance.worker].get(batch.version, 0)
-        held = Counter((b.instance.worker, b.version, b.instance.number) for b in self._holding())
-        slots = SLOTS if self.rules.may_stage(batch.version) else 1
-        assert held[instance.worker, batch.version, instance.number] < slots
+        if not self.rules.may_stage(batch.version):
+            assert not any(b.instance is instance for b in self._holding())
+        self._check_window(batch)
         assert not self.lost_streams & set(requests), "done again, though responses may have been seen"
         sent = set(requests)
         self._check_lanes(batch, [r for r in self._waiting() if r not in sent and _home(r) == batch.version])
@@ -494,10 +479,16 @@ class Simulation(LaneLife, SeriesLife):
             (worker, number)
             for worker, counts in self.instances.items()
             for number in range(counts.get(version, 0))
-            if (worker, number) not in held
+            if (worker, number) not in held and self.closed.get((worker, version, number), 0) <= self.now_us
         ]
         if idle and waiting:
             self._check_idle(version, waiting)
+        elif waiting and any(
+            number < self.instances[worker].get(version, 0) and (worker, number) not in held
+            for worker, at, number in self.closed
+            if at == version
+        ):
+            assert self.wake_at_us is not None, "an instance stays closed"
 
     def _run_out(self) -> None:
         """One version gets a worker that stays; whatever it can run it runs, and everything ends."""
@@ -510,7 +501,7 @@ class Simulation(LaneLife, SeriesLife):
             if not self.live:
                 break
             if self.batches:
-                self.complete(0, BatchOutcome.ANSWERED, 5)
+                self.complete(0, Outcome.ANSWERED, 5)
             elif self.wake_at_us is not None:
                 self.wake()
             else:

@@ -7,7 +7,10 @@ from weir.scheduler.model_scheduler import MAX_SUMMARY_BYTES, ModelScheduler, ba
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import BatchOutcome
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    BatchLost,
+)
 
 TIMEOUT_US = 1_000
 
@@ -85,7 +88,7 @@ def test_a_request_that_is_sent_again_is_run_once_and_ends_both_frames():
     for frame in frames:
         assert model.enqueue(requests_of("g", [part(1)], 0, frame)) == []
     (batch,), _ = model.dispatch(0)
-    (ended,), _ = model.complete(5, batch.id, BatchOutcome.ANSWERED, 5)
+    (ended,), _ = model.complete(5, BatchEnded(batch.id, 5))
     ended.frame.requests_ended(1)
     assert [frame.ended for frame in frames] == [1, 1]
     assert len(model) == 0
@@ -108,7 +111,7 @@ def test_a_cancelled_request_that_runs_is_left_to_end():
     (batch,), _ = model.dispatch(0)
     assert model.cancel("g", [1]) == ([], [])
     assert len(model) == 1
-    answered, _ = model.complete(5, batch.id, BatchOutcome.ANSWERED, 5)
+    answered, _ = model.complete(5, BatchEnded(batch.id, 5))
     assert answered == batch.requests
     assert len(model) == 0
 
@@ -142,11 +145,11 @@ def test_a_version_that_becomes_stateful_finishes_its_batches():
     assert sent(model) == [(1, [10])]
     assert model.in_flight_on("a") == [4, 1, 2]  # 3 is the number of the sequence
     assert model.needs("a", 1)
-    answered, _ = model.complete(1, 1, BatchOutcome.ANSWERED, 5)
+    answered, _ = model.complete(1, BatchEnded(1, 5))
     assert [r.key for r in answered] == [1, 2, 3, 4]
-    _, failures = model.complete(1, 2, BatchOutcome.UNANSWERED, 5)
+    _, failures = model.complete(1, BatchLost(2, 5))
     assert [failure.request.key for failure in failures] == [5, 6, 7, 8]
-    model.complete(2, 4, BatchOutcome.ANSWERED, 5)
+    model.complete(2, BatchEnded(4, 5))
     assert model.expire(3) == ((), [])
     assert len(model) == model.waiting == 0
 
@@ -162,7 +165,7 @@ def test_a_version_that_becomes_stateless_runs_the_backlog():
     assert (failure.request.key, failure.error.code) == (2, ErrorCode.UNAVAILABLE)
     model.enqueue([request(key=3)])
     assert sent(model) == [(1, [3])]
-    assert [[r.key for r in model.complete(1, batch_id, BatchOutcome.ANSWERED, 5)[0]] for batch_id in (2, 3)] == [
+    assert [[r.key for r in model.complete(1, BatchEnded(batch_id, 5))[0]] for batch_id in (2, 3)] == [
         [1],
         [3],
     ]
@@ -207,7 +210,7 @@ def test_a_version_being_unloaded_is_no_longer_the_latest():
     assert model.needs("a", 2)
     assert sent(model) == [(1, [2]), (2, [1, 3])]
     assert model.needs("a", 2)
-    model.complete(5, 2, BatchOutcome.ANSWERED, 5)
+    model.complete(5, BatchEnded(2, 5))
     assert not model.needs("a", 2)
     assert model.needs("a", 1)
     assert not model.needs("a", 9)
@@ -276,7 +279,7 @@ def test_a_batch_lost_after_the_last_instance_runs_on_another_version():
     model.enqueue([request(key=1)])
     assert sent(model) == [(2, [1])]
     model.set_instances("a", {1: 1})
-    model.complete(5, 1, BatchOutcome.UNANSWERED, 0)
+    model.complete(5, BatchLost(1))
     assert sent(model) == [(1, [1])]
 
 
@@ -356,7 +359,7 @@ def test_a_sequence_stays_on_the_version_that_its_first_request_named():
             assert {(5, 1): 1, (5, 2): 1, (6, 3): 3}[
                 batch.requests[0].correlation_id, batch.requests[0].key
             ] == batch.version
-            model.complete(1, batch.id, BatchOutcome.ANSWERED, 5)
+            model.complete(1, BatchEnded(batch.id, 5))
     assert model.enqueue([step(4, -1, 5, SEQUENCE_END), step(5, -1, 6)]) == []
     assert sorted(sent(model)) == [(1, [4]), (3, [5])]
     (refused,) = model.enqueue([step(6, -1, 5)])
@@ -372,7 +375,7 @@ def test_a_sequence_that_its_version_has_lost_is_reported_as_lost():
     model.set_instances("a", {1: 1, 2: 1})
     model.enqueue([step(1, 1, 5, SEQUENCE_START)])
     (batch,) = model.dispatch(0)[0]
-    model.complete(1, batch.id, BatchOutcome.ANSWERED, 5)
+    model.complete(1, BatchEnded(batch.id, 5))
     model.set_instances("a", {2: 1})
     (refused,) = model.enqueue([step(2, -1, 5)])
     assert "lost" in refused.error.message

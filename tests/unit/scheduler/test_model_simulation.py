@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.scheduling.requests import CONFIGS, LATEST, config, policy
 from tests.support.scheduling.simulation import Event, Simulation
+from weir.schemas.wire.messages import NotRunReason
 
 LIVES = int(os.environ.get("WEIR_SIMULATIONS", "40"))
 
@@ -92,8 +93,7 @@ def lives(
         ),
         st.tuples(st.just("wake")),
         st.tuples(st.just("release"), numbers),
-        st.tuples(st.just("hand_back"), numbers, few),
-        st.tuples(st.just("end_in_part"), numbers, st.sampled_from([0, 1, 3]), few),
+        st.tuples(st.just("not_run"), numbers, st.sampled_from([reason.value for reason in NotRunReason])),
         st.tuples(st.just("complete_abandoned"), numbers),
         st.tuples(st.just("miss"), few),
         st.tuples(st.just("lose"), workers),
@@ -122,11 +122,11 @@ def live(events: list[Event], events_played: list[int]) -> Simulation:
 
 
 @pytest.fixture(scope="module")
-def series_sent() -> Iterator[list[int]]:
-    """How many series each life had."""
-    sent: list[int] = []
-    yield sent
-    print(f"\n{sum(sent)} series")
+def depths() -> Iterator[list[int]]:
+    """How many batches an instance held at most, in each life."""
+    deepest: list[int] = []
+    yield deepest
+    print(f"\nat most {max(deepest, default=0)} batches at an instance")
 
 
 thorough = settings(max_examples=LIVES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -155,8 +155,8 @@ QUICK: list[Event] = [
 
 @thorough
 @given(events=lives([1], [LATEST, 1], st.sampled_from([ALONE] * 9 + [0]), most=40))
-def test_a_model_whose_requests_run_alone(events_played: list[int], series_sent: list[int], events: list[Event]):
-    series_sent.append(live(QUICK + events, events_played).series_sent)
+def test_a_model_whose_requests_run_alone(events_played: list[int], depths: list[int], events: list[Event]):
+    depths.append(live(QUICK + events, events_played).deepest)
 
 
 @pytest.fixture(scope="module")

@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgpack
 import pytest
 
 from tests.support.collecting_bus import CollectingBus
 from tests.support.contained_sites import fail_for
+from tests.support.scheduling.completions import Outcome, completion
 from tests.support.waiting import eventually
 from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
 from weir.schemas.wire.messages import (
     BatchCompletion,
+    BatchEnded,
     BatchEntry,
+    Batches,
+    BatchLost,
     BatchMessage,
-    BatchOutcome,
+    BatchNotRun,
+    BatchRefused,
+    NotRunReason,
     QueueOwner,
     RunningCancellation,
     SlotRelease,
+    unpack_completions,
     unpack_responses,
 )
 from weir.worker import batch_dispatch
 from weir.worker.batch_dispatch import BatchDispatcher, OwnershipFence
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import ModelInstance
 from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.updates import BatchUpdate
 
 
 class FakeInstance:
@@ -41,7 +47,11 @@ class FakeInstance:
         self.arena_name = "arena"
         self.slots_held = 3
 
-    def submit(self, batch: RunningBatch) -> None:
+    @property
+    def held(self) -> int:
+        return 0
+
+    def submit(self, batch: RunningBatch, more_follow: bool = False) -> None:
         self.submitted.append(batch)
 
     def release(self, _segment: str, slot: int, _generation: int) -> None:
@@ -62,6 +72,8 @@ class Worker:
             instances=[self.instance],
             instance=lambda number: self.instance if number == 0 else None,
             runs_alone=False,
+            is_numbered=False,
+            obstacle=lambda instance: None,
             unload=lambda wait_for_readers: None,
         )
         self.result = cast(Any, SimpleNamespace(name="m", served={1: served, 2: served}, config=None))
@@ -80,15 +92,15 @@ class Worker:
     def send(self, batch_id: int, instance: int = 0, version: int = 1, epoch: int = 0) -> None:
         entries = [BatchEntry("gateway", batch_id, 0, b"")]
         batch = BatchMessage("s", batch_id, "m", version, instance, entries, epoch=epoch)
-        self.bus.deliver("work.w", batch.pack())
+        self.bus.deliver("work.w", Batches([batch]).pack())
 
-    def complete(self, batch_id: int, outcome: BatchOutcome = BatchOutcome.ANSWERED) -> None:
-        self.dispatcher.publish(BatchUpdate("s", BatchCompletion(batch_id, outcome, 3)))
+    def complete(self, batch_id: int, outcome: int = Outcome.ANSWERED) -> None:
+        self.dispatcher.publish(BatchUpdate("s", (completion(batch_id, outcome, 3),)))
 
-    def completion(self) -> tuple[int, int]:
-        """The id and outcome of the next published completion."""
-        _, _, ((batch_id, outcome, *_),) = msgpack.unpackb(self.published.get_nowait()[1])
-        return batch_id, outcome
+    def completion(self) -> BatchCompletion:
+        """The next published completion."""
+        (ended,) = unpack_completions(self.published.get_nowait()[1])[0]
+        return ended
 
 
 @pytest.fixture
@@ -106,7 +118,7 @@ async def test_batches_are_held_until_their_completion_was_sent(worker: Worker) 
     worker.send(2)
     assert [batch.message.batch_id for batch in worker.instance.submitted] == [1, 2]
     assert worker.dispatcher.held_ids() == {"s": [1, 2]}
-    worker.complete(1, BatchOutcome.RELEASED)
+    worker.complete(1, Outcome.RELEASED)
     assert worker.dispatcher.held_ids() == {"s": [1, 2]}, "a released batch goes on"
     worker.complete(1)
     assert worker.dispatcher.held_ids() == {"s": [2]}
@@ -115,26 +127,23 @@ async def test_batches_are_held_until_their_completion_was_sent(worker: Worker) 
 @pytest.mark.parametrize("first", [[], [("first", b"f")]], ids=["plain", "checkpoint"])
 async def test_responses_are_sent_before_the_completion(worker: Worker, first: list[tuple[str, bytes]]) -> None:
     worker.send(1)
-    completion = BatchCompletion(1, BatchOutcome.ANSWERED, 3)
-    worker.dispatcher.publish(BatchUpdate("s", completion, [("gateway", b"r"), ("", b"x")], first))
+    worker.dispatcher.publish(BatchUpdate("s", (BatchEnded(1, 3),), [("gateway", b"r"), ("", b"x")], first))
     subjects = [worker.published.get_nowait()[0] for _ in range(2 + len(first))]
     assert subjects == [*(["first"] if first else []), "reply.gateway", "done.s"], "no caller, no response"
 
 
-async def test_updates_of_several_batches_leave_together_with_one_message_of_completions(worker: Worker) -> None:
+async def test_the_ends_of_several_batches_are_one_message(worker: Worker) -> None:
     worker.send(1)
     worker.send(2)
-    other = BatchUpdate("s", BatchCompletion(2, BatchOutcome.ANSWERED, 0), [("gateway", b"q")])
-    first = BatchUpdate("s", BatchCompletion(1, BatchOutcome.ANSWERED, 0), [("gateway", b"r")], others=[other])
-    worker.dispatcher.publish(first)
-    sent = [worker.published.get_nowait() for _ in range(3)]
-    assert [subject for subject, _ in sent] == ["reply.gateway", "reply.gateway", "done.s"]
-    assert [completion[0] for completion in msgpack.unpackb(sent[2][1])[2]] == [1, 2]
+    worker.dispatcher.publish(BatchUpdate("s", (BatchEnded(1), BatchEnded(2)), [("gateway", b"r")]))
+    sent = [worker.published.get_nowait() for _ in range(2)]
+    assert [subject for subject, _ in sent] == ["reply.gateway", "done.s"]
+    assert [end.batch_id for end in unpack_completions(sent[1][1])[0]] == [1, 2]
     assert worker.dispatcher.held_ids() == {}
 
 
 async def test_an_update_of_a_batch_that_was_started_directly_is_not_published(worker: Worker) -> None:
-    worker.dispatcher.publish(BatchUpdate("w", BatchCompletion(1, BatchOutcome.ANSWERED, 3), [("w", b"r")]))
+    worker.dispatcher.publish(BatchUpdate("w", (BatchEnded(1, 3),), [("w", b"r")]))
     assert worker.published.empty()
 
 
@@ -149,8 +158,8 @@ async def test_a_failure_in_the_update_of_a_batch_that_was_started_directly_ends
             raise RuntimeError("injected")
 
     monkeypatch.setattr(worker.dispatcher._direct, "update", update)
-    worker.dispatcher.publish(BatchUpdate("w", BatchCompletion(1, BatchOutcome.ANSWERED, 3), [("w", b"r")]))
-    assert updates[1] == BatchUpdate("w", BatchCompletion(1, BatchOutcome.UNANSWERED, 3))
+    worker.dispatcher.publish(BatchUpdate("w", (BatchEnded(1, 3),), [("w", b"r")]))
+    assert updates[1] == BatchUpdate("w", [BatchLost(1, 3)])
     assert worker.published.empty()
 
 
@@ -162,12 +171,16 @@ async def test_a_batch_for_a_version_that_is_not_loaded_is_rejected(worker: Work
         (row,) = unpack_responses(worker.published.get_nowait()[1])[1]
         assert row.error is not None
         assert "is not at ready state" in row.error.message
-        assert worker.completion() == (batch_id, BatchOutcome.ANSWERED)
+        assert worker.completion() == BatchEnded(batch_id, 0, [])
 
 
-async def test_a_batch_for_an_instance_that_is_gone_is_lost(worker: Worker) -> None:
+@pytest.mark.parametrize(("is_numbered", "end"), [(False, BatchNotRun(1, NotRunReason.GONE)), (True, BatchLost(1))])
+async def test_a_batch_for_an_instance_that_is_gone_is_lost_only_with_the_states_of_sequences(
+    worker: Worker, is_numbered: bool, end: BatchCompletion
+) -> None:
+    worker.result.served[1].is_numbered = is_numbered
     worker.send(1, instance=5)
-    assert worker.completion() == (1, BatchOutcome.UNANSWERED)
+    assert worker.completion() == end
 
 
 async def test_malformed_messages_are_counted(worker: Worker) -> None:
@@ -204,7 +217,7 @@ async def test_a_batch_that_can_not_be_dispatched_is_lost(worker: Worker, monkey
     fail_for(monkeypatch, site, lambda _self, batch, *_: batch.batch_id == 1)
     worker.send(1)
     worker.send(2)
-    assert worker.completion() == (1, BatchOutcome.UNANSWERED)
+    assert worker.completion() == BatchLost(1)
     assert [batch.message.batch_id for batch in worker.instance.submitted] == [2]
     assert worker.dispatcher.held_ids() == {"s": [2]}
 
@@ -212,10 +225,10 @@ async def test_a_batch_that_can_not_be_dispatched_is_lost(worker: Worker, monkey
 async def test_a_batch_whose_responses_can_not_be_published_is_lost(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_for(monkeypatch, "weir.worker.batch_dispatch:BatchDispatcher._publish")
+    fail_for(monkeypatch, "weir.worker.batch_dispatch:BatchDispatcher.publish")
     worker.send(1)
     worker.complete(1)
-    assert worker.completion() == (1, BatchOutcome.UNANSWERED)
+    assert worker.completion() == BatchLost(1, 3)
     assert worker.dispatcher.held_ids() == {}
 
 
@@ -241,13 +254,12 @@ async def test_a_failure_of_one_cancellation_or_release_affects_no_other(
 async def test_a_batch_of_a_former_owner_is_refused_with_the_newer_epoch(worker: Worker) -> None:
     worker.bus.deliver("owner.*", QueueOwner("m", 0, "other", 7).pack())
     worker.send(1, epoch=5)
-    _, _, ((batch_id, outcome, *_, epoch),) = msgpack.unpackb(worker.published.get_nowait()[1])
-    assert (batch_id, outcome, epoch) == (1, BatchOutcome.REFUSED, 7)
+    assert worker.completion() == BatchRefused(1, 7)
     assert worker.instance.submitted == []
 
 
 def batch(scheduler: str, epoch: int, model: str = "m", partition: int = 0) -> BatchMessage:
-    return BatchMessage(scheduler, 1, model, 1, 0, [], False, epoch, partition)
+    return BatchMessage(scheduler, 1, model, 1, 0, [], epoch, partition)
 
 
 async def test_the_newest_owner_of_a_queue_counts() -> None:
@@ -295,72 +307,123 @@ def test_a_malformed_announcement(row: tuple[object, ...]) -> None:
         QueueOwner.unpack(encode((WIRE_VERSION, *row)))
 
 
-# Microbatches of instances that take them whole
+# What waits at an instance
 
 
-class WholeInstance(ModelInstance):
-    """Keeps batches, as a `ModelInstance` whose thread does not run."""
+class WaitingInstance(ModelInstance):
+    """Keeps batches, as a `ModelInstance` whose thread runs the first one."""
 
     def __init__(self) -> None:
         self.key = "m_0_0"
         self.arena_name = "arena"
         self.submitted: list[RunningBatch] = []
+        self.seconds = 0.0
+        self.flushed = 0
+        self.held_flushes = 0
 
-    runs_microbatches = True
     slots_held = 0
 
-    def submit(self, batch: RunningBatch) -> None:
+    @property
+    def held(self) -> int:
+        return len(self.submitted)
+
+    @property
+    def unstarted(self) -> int:
+        return len(self.submitted) - 1
+
+    @property
+    def stuck_s(self) -> float:
+        return self.seconds
+
+    def submit(self, batch: RunningBatch, more_follow: bool = False) -> None:
         self.submitted.append(batch)
 
-    def withdraw(self, batches: Iterable[RunningBatch]) -> list[RunningBatch]:
-        withdrawn = [batch for batch in self.submitted if batch in set(batches)]
-        self.submitted = [batch for batch in self.submitted if batch not in withdrawn]
+    def flush(self) -> None:
+        self.flushed += 1
+
+    def flush_held(self) -> None:
+        self.held_flushes += 1
+
+    def withdraw(self) -> list[RunningBatch]:
+        withdrawn, self.submitted = self.submitted[1:], self.submitted[:1]
         return withdrawn
 
 
+class Busy:
+    """A worker with one such instance, which is down, or whose model calls others, if `obstacle` says so."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.instance = WaitingInstance()
+        self.obstacle: NotRunReason | None = None
+        worker.instance = cast(Any, self.instance)
+        for served in worker.result.served.values():
+            served.instances = [self.instance]
+            served.obstacle = lambda _: self.obstacle
+        worker.dispatcher.install(worker.result)
+
+    def send(self, *batch_ids: int) -> None:
+        """Sends batches in one message."""
+        batches = [BatchMessage("s", id, "m", 1, 0, [BatchEntry("gateway", id, 0, b"")]) for id in batch_ids]
+        self.worker.bus.deliver("work.w", Batches(batches).pack())
+
+    def ends(self) -> list[BatchCompletion]:
+        """The completions that were published together."""
+        return list(unpack_completions(self.worker.published.get_nowait()[1])[0])
+
+
 @pytest.fixture
-async def whole(worker: Worker) -> WholeInstance:
-    instance = worker.instance = cast(Any, WholeInstance())
-    for served in worker.result.served.values():
-        served.model = SimpleNamespace(config=SimpleNamespace(is_decoupled=False))
-    return instance
+async def busy(worker: Worker) -> Busy:
+    return Busy(worker)
 
 
-def send_microbatch(worker: Worker, batch_id: int) -> None:
-    entries = [BatchEntry("gateway", key, 0, b"") for key in range(3)]
-    batch = BatchMessage("s", batch_id, "m", 1, 0, entries, is_series=True)
-    worker.bus.deliver("work.w", batch.pack())
+async def test_the_batches_of_a_message_leave_together_if_they_run_at_once(busy: Busy) -> None:
+    busy.send(1, 2, 3)
+    assert [batch.message.batch_id for batch in busy.instance.submitted] == [1, 2, 3]
+    assert busy.instance.flushed == 1
 
 
-def requeued(worker: Worker) -> tuple[str, list[Any]]:
-    subject, data = worker.published.get_nowait()
-    _, _, (completion,) = msgpack.unpackb(data)
-    return subject, completion
+async def test_what_waits_behind_a_slow_batch_is_returned(busy: Busy) -> None:
+    busy.send(1, 2, 3)
+    busy.instance.seconds = batch_dispatch.MAX_STUCK_S
+    await eventually(lambda: not busy.worker.published.empty())
+    assert busy.ends() == [BatchNotRun(2, NotRunReason.SLOW), BatchNotRun(3, NotRunReason.SLOW)]
+    assert busy.worker.dispatcher.held_ids() == {"s": [1]}
 
 
-async def test_a_microbatch_that_does_not_start_soon_is_requeued(
-    worker: Worker, whole: WholeInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batch_dispatch, "MAX_STUCK_S", 0.0)
-    send_microbatch(worker, 1)
-    send_microbatch(worker, 2)
-    started = whole.submitted.pop(0)
-    assert (started.message.batch_id, len(started.message.entries)) == (1, 3)
-    await eventually(lambda: not worker.published.empty())
-    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2], 0])
-    assert worker.published.empty(), "its frame is not acknowledged"
-    assert worker.dispatcher.held_ids() == {"s": [1]}
+async def test_held_responses_leave_while_batches_wait(busy: Busy) -> None:
+    busy.send(1, 2)
+    await eventually(lambda: busy.instance.held_flushes > 1)
+    busy.instance.submitted.pop()
+    await eventually(lambda: busy.instance not in busy.worker.dispatcher._watched)
+    assert busy.worker.published.empty()
 
 
-async def test_microbatches_of_an_instance_that_calls_a_model_are_requeued(
-    worker: Worker, whole: WholeInstance
-) -> None:
-    send_microbatch(worker, 1)
-    send_microbatch(worker, 2)
-    asked: list[str] = []
-    whole.submitted.pop(0).requeue = lambda: asked.append("requeue")
-    worker.dispatcher.requeue_waiting("another")
-    assert (asked, worker.published.empty()) == ([], True)
-    worker.dispatcher.requeue_waiting("m_0_0")
-    assert asked == ["requeue"]
-    assert requeued(worker) == ("done.s", [2, BatchOutcome.ANSWERED, 0, [0, 1, 2], 0])
+async def test_one_batch_may_wait_behind_a_slow_one(busy: Busy) -> None:
+    busy.send(1, 2)
+    busy.worker.dispatcher._return_waiting(busy.instance, NotRunReason.SLOW)
+    assert busy.worker.dispatcher.held_ids() == {"s": [1, 2]}
+
+
+async def test_what_waits_for_an_instance_that_calls_a_model_is_returned(busy: Busy) -> None:
+    busy.send(1, 2, 3)
+    busy.worker.dispatcher.model_calls("another")
+    assert busy.worker.published.empty()
+    busy.worker.dispatcher.model_calls("m_0_0")
+    assert busy.ends() == [BatchNotRun(2, NotRunReason.CALLING), BatchNotRun(3, NotRunReason.CALLING)]
+
+
+@pytest.mark.parametrize("reason", [NotRunReason.CALLING, NotRunReason.DOWN])
+async def test_an_instance_that_can_not_take_a_batch_returns_it(busy: Busy, reason: NotRunReason) -> None:
+    busy.obstacle = reason
+    busy.send(1)
+    assert busy.ends() == [BatchNotRun(1, reason)]
+    assert (busy.instance.submitted, busy.worker.dispatcher.held_ids()) == ([], {})
+
+
+async def test_a_batch_of_several_requests_for_a_model_that_runs_each_alone_is_returned(busy: Busy) -> None:
+    for served in busy.worker.result.served.values():
+        served.runs_alone = True
+    batch = BatchMessage("s", 1, "m", 1, 0, [BatchEntry("gateway", key, 0, b"") for key in range(2)])
+    busy.worker.bus.deliver("work.w", Batches([batch]).pack())
+    assert busy.ends() == [BatchNotRun(1, NotRunReason.GONE)]

@@ -10,22 +10,23 @@ import pytest
 
 from tests.support.collecting_bus import CollectingBus
 from tests.support.gateway.inference import Bench
+from tests.support.scheduling.completions import Outcome, completion
 from weir.schemas.core.requests import InferRequest, Lane
 from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.messages import (
-    BatchCompletion,
+    BatchEnded,
     BatchEntry,
     BatchMessage,
-    BatchOutcome,
+    BatchReleased,
     DirectGrant,
     RequestEnvelope,
     unpack_completions,
 )
 from weir.worker import direct_dispatch
 from weir.worker.direct_dispatch import MAX_AHEAD_US, SLOW_US, DirectDispatcher
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import ModelInstance
 from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.updates import BatchUpdate
 
 
 class FakeInstance(ModelInstance):
@@ -91,15 +92,15 @@ class Worker:
         """The keys of the requests of each batch that the instance has got."""
         return [[entry.key for entry in batch.message.entries] for batch in self.instances[instance].submitted]
 
-    async def end(self, instance: int = 0, outcome: BatchOutcome = BatchOutcome.ANSWERED, busy_us: int = 50) -> None:
+    async def end(self, instance: int = 0, outcome: Outcome = Outcome.ANSWERED, busy_us: int = 50) -> None:
         """Ends the oldest batch of an instance, as its thread does."""
         ended = self.instances[instance]
         batch = ended.submitted[ended.ended]
-        ended.ended += outcome != BatchOutcome.RELEASED
-        completion = BatchCompletion(batch.message.batch_id, outcome, busy_us)
+        ended.ended += outcome != Outcome.RELEASED
+        ended_batch = completion(batch.message.batch_id, outcome, busy_us)
         keys = " ".join(str(entry.key) for entry in batch.message.entries).encode()
-        responses = [("w", keys)] if outcome == BatchOutcome.ANSWERED else []
-        update = BatchUpdate(batch.message.scheduler, completion, responses)
+        responses = [("w", keys)] if outcome == Outcome.ANSWERED else []
+        update = BatchUpdate(batch.message.scheduler, (ended_batch,), responses)
         await asyncio.to_thread(self.direct.update, update)
         await asyncio.sleep(0)
 
@@ -246,8 +247,8 @@ async def test_requests_for_a_version_that_is_gone_go_to_the_scheduler(worker: W
 # Their end
 
 
-@pytest.mark.parametrize("outcome", [BatchOutcome.UNANSWERED, BatchOutcome.NOT_RUN])
-async def test_a_batch_without_responses_goes_to_the_scheduler(worker: Worker, outcome: BatchOutcome) -> None:
+@pytest.mark.parametrize("outcome", [Outcome.UNANSWERED, Outcome.NOT_RUN])
+async def test_a_batch_without_responses_goes_to_the_scheduler(worker: Worker, outcome: Outcome) -> None:
     worker.take(1, 2)
     worker.direct.cancel(worker.pending[2])
     await worker.end(outcome=outcome)
@@ -261,10 +262,10 @@ async def test_a_released_instance_takes_the_next_batch(worker: Worker) -> None:
     worker.take(2)
     worker.instances[0].ended = 1
     batch = worker.instances[0].submitted[0].message
-    worker.direct.update(BatchUpdate("w", BatchCompletion(batch.batch_id, BatchOutcome.RELEASED, 5)))
+    worker.direct.update(BatchUpdate("w", (BatchReleased(batch.batch_id, 5),)))
     await asyncio.sleep(0)
     assert worker.running() == [[1], [2]]
-    worker.direct.update(BatchUpdate("w", BatchCompletion(batch.batch_id, BatchOutcome.ANSWERED, 0)))
+    worker.direct.update(BatchUpdate("w", (BatchEnded(batch.batch_id, 0),)))
     await asyncio.sleep(0)
     worker.take(3)
     assert worker.running() == [[1], [2]], "the second batch still runs"
@@ -306,9 +307,9 @@ async def test_a_lost_response_before_the_end_of_a_batch_sends_its_request_to_th
     """As of a model that responds during its run: the end of the batch carries no response."""
     worker.take(1, 2)
     (batch,) = worker.instances[0].submitted
-    worker.direct.update(BatchUpdate("w", None, [("w", b"1")]))
+    worker.direct.update(BatchUpdate("w", (), [("w", b"1")]))
     await asyncio.sleep(0)
-    worker.direct.update(BatchUpdate("w", BatchCompletion(batch.message.batch_id, BatchOutcome.ANSWERED, 50)))
+    worker.direct.update(BatchUpdate("w", (BatchEnded(batch.message.batch_id, 50),)))
     await asyncio.sleep(0)
     assert worker.requeued == [2], "the response to request 2 was lost on the way"
 

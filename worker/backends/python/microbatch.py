@@ -90,7 +90,8 @@ class ProcessMicrobatch:
         self._count = count
         self._on_close = on_close
         self._lock = threading.Lock()  # no ticket is taken back after the end: it would be one of the next microbatch
-        self._withdrawn = 0
+        self.withdrawn = range(count, count)
+        self._taken_back = 0
         self._has_ended = False
         self._ended: list[EndedRequest] = []
         self._read = 0
@@ -136,7 +137,17 @@ class ProcessMicrobatch:
     def withdraw(self) -> range:
         """Takes back the requests that have not started; returns their positions. For any thread."""
         with self._lock:
-            return range(0) if self._has_ended else self._taken_back()
+            before = self._count - self._taken_back
+            if not self._has_ended:
+                self._take_back()
+                self.withdrawn = range(self._count - self._taken_back, self._count)
+            return range(self._count - self._taken_back, before)
+
+    @property
+    def unstarted(self) -> int:
+        """How many requests have not started. For any thread."""
+        with self._lock:
+            return 0 if self._has_ended else self._host.tickets.left
 
     def last_start_s(self, now_s: float) -> float:
         """When this method first saw the request that runs now, 0 for the first one. For the watchdog's thread."""
@@ -150,18 +161,16 @@ class ProcessMicrobatch:
         """The results have been read: the instance may run the next batch."""
         self._on_close(self)
 
-    def _taken_back(self) -> range:
-        end = self._count - self._withdrawn
-        self._withdrawn += self._host.tickets.take(self._count)
-        return range(self._count - self._withdrawn, end)
+    def _take_back(self) -> None:
+        self._taken_back += self._host.tickets.take(self._count)
 
     def _started(self) -> int:
         with self._lock:
-            return self._count - self._withdrawn - (0 if self._has_ended else self._host.tickets.left)
+            return self._count - self._taken_back - (0 if self._has_ended else self._host.tickets.left)
 
     def _end(self) -> None:
         with self._lock:
-            self._taken_back()
+            self._take_back()
             self._has_ended = True
 
     def _collect(self, finished: int, outcomes_end: int | None = None) -> bool:

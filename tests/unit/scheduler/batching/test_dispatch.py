@@ -1,4 +1,4 @@
-"""Which batches are sent to which instances: the order of lanes, staging, microbatches, and the host of a payload."""
+"""Which batches are sent to which instances: the order of lanes, staging, windows, and the host of a payload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
 from weir.scheduler.batching.dispatch import Dispatch
 from weir.scheduler.batching.dynamic_batcher import DynamicBatcher
 from weir.scheduler.batching.lanes import BATCH, EVENT, LIVE, LaneQueues
-from weir.scheduler.batching.microbatcher import Microbatcher
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.placement.instances import Placement
 
@@ -63,14 +62,13 @@ def test_a_batch_that_could_grow_waits_for_the_instance():
     assert version.send(wake_at_us) == [[3]]
 
 
-def test_waiting_requests_form_microbatches_shared_between_the_free_slots():
-    version = Version(Microbatcher())
+def test_a_fast_model_has_a_window_of_batches():
+    version = Version(DefaultBatcher(runs_singly=True))
     version.add(request(key=1))
     assert version.send() == [[1]]
     version.end(1, 100, 100)
     version.add(*(request(100, key=key) for key in range(2, 8)))
-    assert version.send(100) == [[2, 3, 4], [5, 6, 7]]
-    assert all(batch.is_microbatch for batch in version.in_flight)
+    assert version.send(100) == [[2], [3], [4], [5], [6], [7]]
 
 
 def test_lanes_are_served_in_order():
@@ -103,12 +101,12 @@ def test_a_request_goes_to_the_host_of_its_payload_if_an_instance_is_idle_there(
 
 
 @pytest.mark.parametrize("lane", [LIVE, EVENT])
-def test_a_request_that_runs_alone_takes_both_slots(lane: int):
+def test_a_request_that_runs_alone_takes_all_places(lane: int):
     version = Version(DynamicBatcher(4))
     alone = request(key=1, lane=lane)
     alone.run_alone()
     version.add(alone, request(key=2, lane=lane))
     assert version.send() == [[1]]
-    assert version.placement.free_places == 0
+    assert version.placement.next_slot() is None
     version.end(1, 10, 10)
     assert version.send(10) == [[2]]

@@ -9,13 +9,14 @@ from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
 from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
 from weir.scheduler.batching.lane_budget import BATCH_LANE_RUN_US, LONGEST_QUIET_US, RECENT_US
 from weir.scheduler.batching.lanes import AGED_US, BATCH, EVENT, LIVE
-from weir.scheduler.batching.microbatcher import Microbatcher
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.batching.request_queue import LevelRules, QueueRules
 from weir.scheduler.batching.version_scheduler import VersionScheduler
-from weir.schemas.wire.messages import BatchOutcome
+from weir.scheduler.placement.window import SLOTS
+from weir.schemas.wire.messages import (
+    BatchEnded,
+)
 
-ANSWERED = BatchOutcome.ANSWERED
 BEGIN_US = 1_000_000
 
 
@@ -50,7 +51,7 @@ class Version:
     def end(self, busy_us: int = 100, number: int = 0) -> None:
         """The oldest batch has taken so long."""
         self.now_us += busy_us
-        assert self.scheduler.complete(self.now_us, self.running.pop(number), ANSWERED, busy_us) is not None
+        assert self.scheduler.complete(self.now_us, BatchEnded(self.running.pop(number), busy_us)) is not None
 
     def live_traffic(self, requests: int, every_us: int, busy_us: int) -> None:
         """Live requests, one after another."""
@@ -281,8 +282,8 @@ def test_deadlines_hold_in_all_lanes():
     assert version.scheduler.waiting == 0
 
 
-def test_microbatches_of_events_use_the_times_of_live_requests():
-    version = Version(Microbatcher())
+def test_windows_of_events_use_the_times_of_live_requests():
+    version = Version(DefaultBatcher(runs_singly=True))
     for _ in range(3):
         version.come(LIVE)
         version.sent()
@@ -294,7 +295,7 @@ def test_microbatches_of_events_use_the_times_of_live_requests():
         version.sent()
     version.now_us += 2_000_000
     version.come(EVENT, 30)
-    assert max(map(len, version.sent())) > 1
+    assert len(version.sent()) > SLOTS
 
 
 def test_an_ensemble_forwards_lanes_and_does_not_delay_the_batch_lane():

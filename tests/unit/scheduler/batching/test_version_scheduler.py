@@ -7,15 +7,18 @@ from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
 from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
 from weir.scheduler.batching.lanes import BATCH, EVENT
-from weir.scheduler.batching.microbatcher import Microbatcher
 from weir.scheduler.batching.request import Terms
 from weir.scheduler.batching.request_queue import LevelRules, QueueRules
 from weir.scheduler.batching.version_scheduler import LOST_STEPS, LOST_STREAM, MAX_DIRECT_US, VersionScheduler
 from weir.scheduler.placement.instances import STAGING_LEAD_US
 from weir.schemas.core.errors import ErrorCode
-from weir.schemas.wire.messages import BatchOutcome
-
-ANSWERED, UNANSWERED, RELEASED = BatchOutcome.ANSWERED, BatchOutcome.UNANSWERED, BatchOutcome.RELEASED
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    BatchLost,
+    BatchNotRun,
+    BatchReleased,
+    NotRunReason,
+)
 
 
 def version_with(*workers: str, instances: int = 1, **options: int) -> VersionScheduler:
@@ -41,7 +44,7 @@ def test_a_batch_that_can_grow_is_staged_only_shortly_before_the_instance_is_fre
     version = version_with("a")
     version.enqueue([request(0, key=1)])
     (first,), _ = version.dispatch(0)
-    version.complete(10_000, first.id, ANSWERED, 10_000)
+    version.complete(10_000, BatchEnded(first.id, 10_000))
     version.enqueue([request(10_000, key=2)])
     version.dispatch(20_000)
     version.enqueue([request(21_000, key=3)])
@@ -71,8 +74,8 @@ def test_a_completed_batch_ends_once():
     version.enqueue([request(key=1)])
     (batch,), _ = version.dispatch(0)
     assert version.in_flight_on("a") == [batch.id]
-    assert version.complete(5, batch.id, ANSWERED, 5) == (batch.requests, ())
-    assert version.complete(5, batch.id, ANSWERED, 5) is None
+    assert version.complete(5, BatchEnded(batch.id, 5)) == (batch.requests, ())
+    assert version.complete(5, BatchEnded(batch.id, 5)) is None
     assert version.in_flight_on("a") == []
 
 
@@ -89,8 +92,8 @@ def test_batches_lost_one_after_the_other_stand_in_the_order_they_came():
     version = version_with("a")
     version.enqueue([request(now, key=now) for now in range(1, 10)])
     (first, second), _ = version.dispatch(10)
-    version.complete(20, first.id, UNANSWERED, 0)
-    version.complete(20, second.id, UNANSWERED, 0)
+    version.complete(20, BatchLost(first.id))
+    version.complete(20, BatchLost(second.id))
     assert sent(version, 20) == [("a", [1, 2, 3, 4]), ("a", [5, 6, 7, 8])]
 
 
@@ -100,10 +103,10 @@ def test_unstarted_requests_return_unchanged():
     for now in range(10):
         (batch,), _ = version.dispatch(now)
         assert keys(batch.requests) == [1, 2, 3], "no loss was counted: they stay together and none fails"
-        assert version.complete(now, batch.id, BatchOutcome.NOT_RUN, 0) == ([], [])
+        assert version.complete(now, BatchNotRun(batch.id, NotRunReason.SLOW)) == ([], [])
     (batch,), _ = version.dispatch(10)
     batch.requests[1].cancelled = True
-    answered, failures = version.complete(11, batch.id, BatchOutcome.NOT_RUN, 0)
+    answered, failures = version.complete(11, BatchNotRun(batch.id, NotRunReason.SLOW))
     assert (keys(answered), failures) == ([2], [])
     assert version.failures["CANCELED"] == 1
     assert sent(version, 12) == [("a", [1, 3])]
@@ -168,13 +171,13 @@ def test_a_released_instance_takes_the_next_batch_while_the_first_goes_on():
     version.use(DefaultBatcher(10))
     version.enqueue([request(key=key) for key in range(1, 5)])
     (first, second), _ = version.dispatch(0)
-    assert version.complete(5, first.id, RELEASED, 5) == ((), ())
+    assert version.complete(5, BatchReleased(first.id, 5)) == ((), ())
     assert sent(version, 5) == [("a", [3])]
-    assert version.complete(6, first.id, RELEASED, 5) == ((), ()), "a repeated message frees one slot"
+    assert version.complete(6, BatchReleased(first.id, 5)) == ((), ()), "a repeated message frees one slot"
     assert sent(version, 6) == []
-    assert version.complete(7, first.id, ANSWERED, 0) == (first.requests, ())
+    assert version.complete(7, BatchEnded(first.id)) == (first.requests, ())
     assert sent(version, 7) == []
-    assert version.complete(8, second.id, ANSWERED, 3) == (second.requests, ())
+    assert version.complete(8, BatchEnded(second.id, 3)) == (second.requests, ())
     assert sent(version, 8) == [("a", [4])]
 
 
@@ -183,7 +186,7 @@ def test_a_lost_decoupled_batch_is_not_repeated():
     version.is_decoupled = True
     version.enqueue([request(key=key) for key in range(1, 9)])
     (released, staged), _ = version.dispatch(0)
-    version.complete(1, released.id, RELEASED, 1)
+    version.complete(1, BatchReleased(released.id, 1))
     staged.requests[0].cancelled = True
     answered, failures = version.worker_lost(2, "a")
     assert keys(answered) == []
@@ -217,7 +220,7 @@ def test_a_decoupled_batch_that_did_not_run_is_repeated():
     version.is_decoupled = True
     version.enqueue([request(key=1)])
     (batch,), _ = version.dispatch(0)
-    assert version.complete(1, batch.id, UNANSWERED, 0) == ([], [])
+    assert version.complete(1, BatchLost(batch.id)) == ([], [])
     assert sent(version, 1) == [("a", [1])]
 
 
@@ -253,14 +256,14 @@ def first_batch(version: VersionScheduler, busy_us: int = 300, lane: int = 0) ->
     version.set_instances("a", 1)
     version.enqueue([request(key=1)])
     (known,), _ = version.dispatch(1_000)
-    version.complete(1_000 + busy_us, known.id, ANSWERED, busy_us)
+    version.complete(1_000 + busy_us, BatchEnded(known.id, busy_us))
     version.enqueue([request(key=2), request(key=3)])
     if lane:
         version.enqueue([request(key=key, lane=lane) for key in range(4, 40)])
     return version.dispatch(10_000)[0][0]
 
 
-@pytest.mark.parametrize("batcher", [DynamicBatcher(4), DefaultBatcher(), Microbatcher()])
+@pytest.mark.parametrize("batcher", [DynamicBatcher(4), DefaultBatcher(), DefaultBatcher(runs_singly=True)])
 def test_a_worker_may_run_requests_of_a_fast_model_that_wait_for_nothing_but_an_instance(batcher: Batcher):
     version = VersionScheduler(1, batcher)
     assert version.direct_request_us(first_batch(version))

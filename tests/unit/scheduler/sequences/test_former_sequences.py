@@ -12,7 +12,13 @@ from weir.scheduler.sequences.sequence import MAX_REPLAY_BYTES, replay_of
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope, SequencePosition, StartedSequence
+from weir.schemas.wire.messages import (
+    NO_REPLY,
+    BatchEnded,
+    RequestEnvelope,
+    SequencePosition,
+    StartedSequence,
+)
 
 IDLE_US = 1_000_000
 CONFIG = ModelConfig.model_validate(
@@ -63,7 +69,7 @@ class Successor:
         while batches := self.policy.dispatch(TAKEN_OVER_US + 1)[0]:
             for batch in batches:
                 ran += [(r.gateway, r.key, place) for r, place in zip(batch.requests, batch.places, strict=True)]
-                self.policy.complete(TAKEN_OVER_US + 1, batch.id, BatchOutcome.ANSWERED, 1)
+                self.policy.complete(TAKEN_OVER_US + 1, BatchEnded(batch.id, 1))
         return ran
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.scheduling.completions import Outcome, completion
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, requests_in_memory
 from tests.support.scheduling.sequences import IDLE_US, SLOTS, Life, ReconfiguredLife
 from tests.unit.scheduler.test_model_simulation import LIVES
@@ -23,7 +24,12 @@ from weir.scheduler.sequences.sequence import MAX_REPLAY_BYTES, ReplayBudget
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import NO_REPLY, BatchOutcome, RequestEnvelope, StartedSequence
+from weir.schemas.wire.messages import (
+    NO_REPLY,
+    BatchEnded,
+    RequestEnvelope,
+    StartedSequence,
+)
 from weir.schemas.wire.registry import MAX_INSTANCES
 
 EVENTS_TRIED = [0]
@@ -131,7 +137,7 @@ def test_an_idle_sequence_does_not_keep_its_worker_for_ever() -> None:
     life = Life(PLAIN[2])
     life.send(1, SEQUENCE_START)
     life.pump()
-    life.complete(0, BatchOutcome.ANSWERED, 0)
+    life.complete(0, Outcome.ANSWERED, 0)
     assert life.model.needs("a", 1)
     life.advance(IDLE_US)
     life.model.expire(life.now_us)
@@ -173,7 +179,7 @@ def test_a_lost_request_ends_after_its_version_has_become_stateless() -> None:
             ("send", 1, 0),
             ("send", 1, SEQUENCE_START),
             ("configure", CONFIGS[0]),
-            ("complete", 0, BatchOutcome.UNANSWERED, 0),
+            ("complete", 0, Outcome.UNANSWERED, 0),
         ],
     )
     assert not life.live
@@ -187,7 +193,7 @@ def reconfigured(model: ModelScheduler, config: ModelConfig) -> list[Failure]:
     return list(failures)
 
 
-@pytest.mark.parametrize("outcome", [BatchOutcome.ANSWERED, BatchOutcome.UNANSWERED, BatchOutcome.NOT_RUN])
+@pytest.mark.parametrize("outcome", [Outcome.ANSWERED, Outcome.UNANSWERED, Outcome.NOT_RUN])
 @pytest.mark.parametrize("has_slot", [True, False])
 @pytest.mark.parametrize("every", [0, 1, 2])
 def test_started_sequences_end_when_their_version_becomes_stateless(every: int, has_slot: bool, outcome: int) -> None:
@@ -203,9 +209,9 @@ def test_started_sequences_end_when_their_version_becomes_stateless(every: int, 
     assert [(request.key, error.message) for request, error in failures] == [
         (2, "the state of sequence 5 of model 'model' was lost with its instance: start the sequence again")
     ]
-    completed, failures = model.complete(2, batch.id, outcome, 5)
-    assert [request.key for request in completed] == ([1] if outcome == BatchOutcome.ANSWERED else [])
-    assert [request.key for request, _ in failures] == ([] if outcome == BatchOutcome.ANSWERED else [1])
+    completed, failures = model.complete(2, completion(batch.id, outcome, 5))
+    assert [request.key for request in completed] == ([1] if outcome == Outcome.ANSWERED else [])
+    assert [request.key for request, _ in failures] == ([] if outcome == Outcome.ANSWERED else [1])
     assert len(model) == model.waiting == 0
 
 
@@ -243,7 +249,7 @@ def test_padding_keeps_each_sequence_at_its_row() -> None:
     for sequence in (1, 2, 3):
         life.send(sequence, SEQUENCE_START)
     life.pump()
-    life.complete(0, BatchOutcome.ANSWERED, 0)
+    life.complete(0, Outcome.ANSWERED, 0)
     life.send(3, 0)
     life.pump()
     (batch,) = life.batches.values()
@@ -256,7 +262,7 @@ def test_a_checkpointed_sequence_goes_on_elsewhere() -> None:
     for flags in (SEQUENCE_START, 0, 0):
         life.send(1, flags)
         life.pump()
-        life.complete(0, BatchOutcome.ANSWERED, 0)
+        life.complete(0, Outcome.ANSWERED, 0)
     life.send(1, 0)
     life.pump()
     life.instances("b", 1)
@@ -266,7 +272,7 @@ def test_a_checkpointed_sequence_goes_on_elsewhere() -> None:
         life.pump()
         (batch,) = life.batches.values()
         replays.append((batch.requests[0].gateway, batch.requests[0].body, *batch.places[0][1:3]))
-        life.complete(0, BatchOutcome.ANSWERED, 0)
+        life.complete(0, Outcome.ANSWERED, 0)
     assert replays == [(NO_REPLY, b"3", 2, True), ("gateway", b"4", 3, False)]
     assert not life.live
 
@@ -301,7 +307,7 @@ def test_a_request_that_has_run_and_is_sent_again_does_not_run_twice() -> None:
     for row in rows[:2]:
         assert not send(row)
         (batch,), _ = model.dispatch(1)
-        model.complete(2, batch.id, BatchOutcome.ANSWERED, 5)
+        model.complete(2, BatchEnded(batch.id, 5))
     for row in rows[:2]:
         (refused,) = send(row)
         assert refused.error.code is ErrorCode.UNAVAILABLE
@@ -311,7 +317,7 @@ def test_a_request_that_has_run_and_is_sent_again_does_not_run_twice() -> None:
     assert not send(rows[2])
     (batch,), _ = model.dispatch(3)
     assert batch.places[0].number == 2
-    model.complete(4, batch.id, BatchOutcome.ANSWERED, 5)
+    model.complete(4, BatchEnded(batch.id, 5))
     assert not model.enqueue(requests_of("other", [rows[0]], 0, CountingFrame()))
     assert len(model) == 1
 
@@ -334,14 +340,14 @@ def test_a_live_sequence_gets_a_slot_before_those_of_other_lanes() -> None:
     for sequence in (5, 3, 8):  # of a job, an event, live
         life.send(sequence, SEQUENCE_START)
     assert [life.model.waiting_in(lane) for lane in (0, 1, 2)] == [1, 1, 1]
-    life.complete(0, BatchOutcome.ANSWERED, 0)
+    life.complete(0, Outcome.ANSWERED, 0)
     served: list[int | str] = []
     for ending in (1, 2, 7):
         life.send(ending, SEQUENCE_END)
         life.pump()
         while life.batches:
             served += [request.correlation_id for batch in life.batches.values() for request in batch.requests]
-            life.complete(0, BatchOutcome.ANSWERED, 0)
+            life.complete(0, Outcome.ANSWERED, 0)
             life.pump()
     assert [id for id in served if id in (3, 5, 8)] == [8, 3, 5]
 
@@ -361,7 +367,7 @@ def test_a_sequence_ends_with_a_cancelled_request() -> None:
         (2, "Request timeout expired"),
         (3, "the sequence 5 has ended: the timeout of another of its requests expired"),
     ]
-    (answered,), _ = model.complete(1_001, batch.id, BatchOutcome.ANSWERED, 5)
+    (answered,), _ = model.complete(1_001, BatchEnded(batch.id, 5))
     assert answered.key == 1
     (refused,) = model.enqueue(
         requests_of("gateway", [RequestEnvelope(4, -1, 1, "", 0, 0, 0, 5, 0, "", b"")], 1_002, CountingFrame())
@@ -376,7 +382,7 @@ def test_deadlines_of_requests_that_were_answered_do_not_pile_up() -> None:
     for _ in range(300):
         life.send(1, SEQUENCE_START, left_ms=1_000_000)
         life.pump()
-        life.complete(0, BatchOutcome.ANSWERED, 0)
+        life.complete(0, Outcome.ANSWERED, 0)
         life.model.versions()[1].overdue(0)
     assert requests_in_memory() - before < 100
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgpack
 import pytest
 
 from tests.support.collecting_bus import CollectingBus
@@ -28,11 +27,11 @@ from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.codec import WIRE_VERSION
+from weir.schemas.wire.codec import WIRE_VERSION, encode
 from weir.schemas.wire.messages import (
-    BatchCompletion,
+    BatchEnded,
+    Batches,
     BatchMessage,
-    BatchOutcome,
     Cancellation,
     Completions,
     Frame,
@@ -66,11 +65,11 @@ class Cluster:
     def done(self, *batch_ids: int) -> None:
         self.bus.deliver(
             "done.scheduler",
-            Completions("worker", [BatchCompletion(id, BatchOutcome.ANSWERED, 10) for id in batch_ids]).pack(),
+            Completions("worker", [BatchEnded(id, 10) for id in batch_ids]).pack(),
         )
 
     def batches(self) -> list[BatchMessage]:
-        return [BatchMessage.unpack(data) for data in self.bus.taken("work.")]
+        return [batch for data in self.bus.taken("work.") for batch in Batches.unpack(data).batches]
 
     def errors(self) -> list[tuple[int, ErrorCode]]:
         answers = [answer for data in self.bus.taken("reply.gateway") for answer in unpack_responses(data)[1]]
@@ -171,7 +170,7 @@ async def test_the_end_of_a_batch_on_which_a_policy_raises_is_logged_with_the_qu
     text = record.getMessage()
     assert text.startswith("queue a: its policy raised an exception and is recreated; 3 waiting requests end with an ")
     assert "; event: ModelScheduler.complete(now_us=" in text
-    assert f", batch_id={running}, outcome=0, busy_us=10, rescheduled=[]) > " in text
+    assert f", completion=BatchEnded(batch_id={running}, busy_us=10, rescheduled=[])) > " in text
     assert f"Batch({running}, 1, Instance(worker-a, 0, held=2), [QueuedRequest(gateway, 1)])" in text
     assert "; version 1: 1 instances on worker-a, 1 busy, 0 requests in the forming batch; " in text
     assert "; waiting for version 1: 1 live, 1 event: gateway 3 4; " in text
@@ -302,12 +301,12 @@ async def test_a_malformed_completion_does_not_affect_others_of_its_message(clus
     first, second = cluster.batches()
     rows = [
         ["not", "an", "end"],
-        BatchCompletion(first.batch_id, 0, 1),
+        BatchEnded(first.batch_id, 1),
         None,
-        [1, 2, 3, "x"],
-        BatchCompletion(second.batch_id, 0, 1),
+        [1, "x", 3],
+        BatchEnded(second.batch_id, 1),
     ]
-    cluster.bus.deliver("done.scheduler", msgpack.packb((WIRE_VERSION, "worker", rows)))
+    cluster.bus.deliver("done.scheduler", encode((WIRE_VERSION, "worker", rows)))
     assert cluster.service.unanswered == 0
     assert cluster.service.malformed_messages == 3
 

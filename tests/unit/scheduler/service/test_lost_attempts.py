@@ -6,9 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.support.scheduling.completions import Outcome
 from tests.support.scheduling.requests import part
 from tests.unit.scheduler.service.test_service import CANCEL, INBOX, Served, serve
-from weir.schemas.wire.messages import BatchOutcome, Cancellation, Frame, LostAttempts
+from weir.schemas.wire.messages import (
+    Cancellation,
+    Frame,
+    LostAttempts,
+)
 
 
 @pytest.fixture
@@ -22,7 +27,7 @@ def test_gateways_receive_reports_of_lost_durable_requests(served: Served):
     lanes = {1: 1, 2: 0}
     served.bus.deliver(INBOX, Frame("gateway", [part(k, lane=lane) for k, lane in lanes.items()]).pack(), "$JS.ACK.1")
     (batch,) = served.batches()
-    served.done(batch.batch_id, BatchOutcome.UNANSWERED)
+    served.done(batch.batch_id, Outcome.UNANSWERED)
     (again,) = served.batches()
     reported = [LostAttempts.unpack(data) for data in served.bus.taken("lost-attempts.gateway")]
     assert reported == [LostAttempts([1], "its process died")]
@@ -44,7 +49,7 @@ def test_an_exhausted_request_gets_an_error_and_no_loss_report(served: Served):
     served.bus.deliver(INBOX, Frame("gateway", [part(1, lane=1)]).pack(), "$JS.ACK.1")
     for _ in range(4):
         (batch,) = served.batches()
-        served.done(batch.batch_id, BatchOutcome.UNANSWERED)
+        served.done(batch.batch_id, Outcome.UNANSWERED)
     assert len(served.bus.taken("lost-attempts.")) == 3
     assert served.service.unanswered == 0
 
@@ -52,5 +57,5 @@ def test_an_exhausted_request_gets_an_error_and_no_loss_report(served: Served):
 def test_an_unstarted_request_does_not_count_as_lost(served: Served):
     served.bus.deliver(INBOX, Frame("gateway", [part(1, lane=1), part(2)]).pack(), "$JS.ACK.1")
     (batch,) = served.batches()
-    served.done(batch.batch_id, BatchOutcome.NOT_RUN)
+    served.done(batch.batch_id, Outcome.NOT_RUN)
     assert served.bus.taken("lost-attempts.") == []

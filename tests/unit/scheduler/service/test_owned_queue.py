@@ -26,10 +26,22 @@ from weir.scheduler.service.owned_queue import (
 )
 from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, Cancellation, Completions, Frame
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    Batches,
+    BatchMessage,
+    BatchRefused,
+    Cancellation,
+    Completions,
+    Frame,
+)
 from weir.schemas.wire.statistics import SchedulerCounters, unpack_counters
 
 MIB = 1 << 20
+
+
+def sent_batches(bus: CollectingBus) -> list[BatchMessage]:
+    return [batch for data in bus.taken("work.") for batch in Batches.unpack(data).batches]
 
 
 def test_a_full_queue_stays_full_until_half_of_the_limit_is_free() -> None:
@@ -98,9 +110,9 @@ def frame(bus: CollectingBus, *keys: int) -> None:
     bus.deliver("inbox.scheduler.model", Frame("gateway", [part(key) for key in keys]).pack(), "$JS.ACK.1")
 
 
-def done(bus: CollectingBus, batch_id: int, outcome: int = BatchOutcome.ANSWERED, epoch: int = 0) -> None:
-    completion = BatchCompletion(batch_id, outcome, 10, epoch=epoch)
-    bus.deliver("done.scheduler", Completions("worker", [completion]).pack())
+def done(bus: CollectingBus, batch_id: int, epoch: int = 0) -> None:
+    ended = BatchRefused(batch_id, epoch) if epoch else BatchEnded(batch_id, 10)
+    bus.deliver("done.scheduler", Completions("worker", [ended]).pack())
 
 
 def counters(bus: CollectingBus) -> SchedulerCounters:
@@ -114,7 +126,7 @@ async def test_a_lost_queue_sends_nothing_any_more() -> None:
     bus = CollectingBus()
     service, owned = await serving(bus)
     frame(bus, 1)
-    (batch,) = map(BatchMessage.unpack, bus.taken("work."))
+    (batch,) = sent_batches(bus)
     assert (batch.epoch, batch.partition) == (7, 0)
     frame(bus, 2, 3)
     service.drop(owned)
@@ -132,14 +144,14 @@ async def test_batches_rejected_by_a_worker_wait_until_the_owner_is_known() -> N
     refused: list[int] = []
     service.on_batch_rejected = lambda of, epoch: refused.append(epoch)
     frame(bus, 1)
-    (batch,) = map(BatchMessage.unpack, bus.taken("work."))
-    done(bus, batch.batch_id, BatchOutcome.REFUSED, 9)
+    (batch,) = sent_batches(bus)
+    done(bus, batch.batch_id, 9)
     frame(bus, 2)
     assert (refused, bus.taken("work.")) == ([9], [])
     owned.epoch = 10
     service.resume(owned)
     bus.turn()
-    (again,) = map(BatchMessage.unpack, bus.taken("work."))
+    (again,) = sent_batches(bus)
     assert (again.epoch, [entry.key for entry in again.entries]) == (10, [1])
     done(bus, again.batch_id)
     assert service.unanswered == 0
@@ -160,7 +172,7 @@ async def test_counters_of_a_queue_outlast_its_owner_and_are_not_doubled() -> No
     bus = CollectingBus()
     service, owned = await serving(bus)
     frame(bus, 1, 2)
-    (batch,) = map(BatchMessage.unpack, bus.taken("work."))
+    (batch,) = sent_batches(bus)
     done(bus, batch.batch_id)
     frame(bus, 3)
     owned.scheduler.versions()[1].failures["REJECTED"] += 2

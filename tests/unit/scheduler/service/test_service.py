@@ -14,6 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.collecting_bus import CollectingBus
+from tests.support.scheduling.completions import (
+    Outcome,
+    completion,
+)
 from tests.support.scheduling.requests import BODY, part
 from weir.bus.kv.registry import WorkerView
 from weir.bus.links.link import LinkEnd
@@ -25,9 +29,9 @@ from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.wire.messages import (
-    BatchCompletion,
+    BatchEnded,
+    Batches,
     BatchMessage,
-    BatchOutcome,
     Cancellation,
     CancelledRequests,
     Completions,
@@ -61,11 +65,11 @@ class Served:
     def frame(self, *keys: int, ack: str = "$JS.ACK.1", version: int = -1) -> None:
         self.bus.deliver(INBOX, Frame("gateway", [part(key, version) for key in keys]).pack(), ack)
 
-    def done(self, batch_id: int, outcome: int = BatchOutcome.ANSWERED) -> None:
-        self.bus.deliver(DONE, Completions("worker", [BatchCompletion(batch_id, outcome, 10)]).pack())
+    def done(self, batch_id: int, outcome: int = Outcome.ANSWERED) -> None:
+        self.bus.deliver(DONE, Completions("worker", [completion(batch_id, outcome, 10)]).pack())
 
     def batches(self) -> list[BatchMessage]:
-        return [BatchMessage.unpack(data) for data in self.bus.taken("work.")]
+        return [batch for data in self.bus.taken("work.") for batch in Batches.unpack(data).batches]
 
     def acks(self) -> list[str]:
         self.service.acks.flush()
@@ -119,7 +123,7 @@ def test_a_frame_that_ends_with_several_batches_is_acknowledged_after_the_last(s
 def test_the_frame_of_a_batch_that_was_not_run_is_acknowledged_once_it_has(served: Served):
     served.frame(1, ack="$JS.ACK.1")
     (first,) = served.batches()
-    served.done(first.batch_id, BatchOutcome.UNANSWERED)
+    served.done(first.batch_id, Outcome.UNANSWERED)
     (second,) = served.batches()
     assert second.entries[0].key == 1
     assert served.acks() == []
@@ -220,7 +224,7 @@ async def test_an_instance_that_is_free_before_its_batch_ends_is_used():
     first, _ = served.batches()
     served.frame(9, 10, 11, 12, ack="$JS.ACK.3")
     assert served.batches() == []
-    served.done(first.batch_id, BatchOutcome.RELEASED)
+    served.done(first.batch_id, Outcome.RELEASED)
     (third,) = served.batches()
     assert served.service.unanswered == 12
     served.done(third.batch_id)
@@ -353,7 +357,7 @@ async def test_malformed_messages_do_not_affect_valid_requests(messages: list[tu
     served = await serve()
     good = {
         INBOX: Frame("somebody", [part(8), part(9)]).pack(),
-        DONE: Completions("worker", [BatchCompletion(10_000, 0, 5), BatchCompletion(10_001, 0, 5)]).pack(),
+        DONE: Completions("worker", [BatchEnded(10_000, 5), BatchEnded(10_001, 5)]).pack(),
         CANCEL: Cancellation("somebody", [8, 9]).pack(),
     }
     for subject, what in messages:

@@ -14,7 +14,13 @@ from weir.scheduler.service.owned_queue import OwnedQueue
 from weir.scheduler.service.service import SchedulerService
 from weir.scheduler.service.statistics import DispatchCounters, reset_unloaded_failures
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import BatchCompletion, BatchMessage, BatchOutcome, Completions, Frame
+from weir.schemas.wire.messages import (
+    Batches,
+    BatchLost,
+    BatchMessage,
+    Completions,
+    Frame,
+)
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 from weir.schemas.wire.statistics import SchedulerCounters, unpack_counters
 
@@ -40,6 +46,10 @@ async def owned(service: SchedulerService, bus: CollectingBus) -> OwnedQueue:
     owned.scheduler.set_instances("worker", {1: 1})
     bus.published.clear()
     return owned
+
+
+def sent_batches(bus: CollectingBus) -> list[BatchMessage]:
+    return [batch for data in bus.taken("work.") for batch in Batches.unpack(data).batches]
 
 
 def reported(bus: CollectingBus) -> SchedulerCounters:
@@ -85,10 +95,8 @@ async def test_the_age_of_the_oldest(bus: CollectingBus, owned: OwnedQueue) -> N
 
 async def test_repeated_batches_are_counted(bus: CollectingBus, owned: OwnedQueue) -> None:
     send(bus, 1, delivered=2)
-    (batch,) = map(BatchMessage.unpack, bus.taken("work."))
-    bus.deliver(
-        "done.scheduler", Completions("worker", [BatchCompletion(batch.batch_id, BatchOutcome.UNANSWERED, 10)]).pack()
-    )
+    (batch,) = sent_batches(bus)
+    bus.deliver("done.scheduler", Completions("worker", [BatchLost(batch.batch_id, 10)]).pack())
     (model,) = reported(bus).models
     assert (model.redelivered_frames, model.retried_batches) == (1, 1)
     bus.deliver("lost.scheduler.worker", b"", status="503")

@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 
 from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
 from weir.schemas.wire.messages import (
-    BatchCompletion,
+    BatchEnded,
+    BatchLost,
+    BatchNotRun,
+    BatchRefused,
+    BatchReleased,
     Completions,
     DirectRunReport,
     DirectRuns,
     Frame,
+    NotRunReason,
     RequestEnvelope,
     unpack_completions,
     unpack_frame,
@@ -76,7 +81,13 @@ def test_anything_else_is_a_malformed_request(row: Any):
 
 
 def test_completions_are_decoded_as_they_were_sent():
-    dones = [BatchCompletion(1, 0, 250, []), BatchCompletion(2, 1, 0, [3])]
+    dones = [
+        BatchEnded(1, 250, [3]),
+        BatchLost(2),
+        BatchNotRun(3, NotRunReason.SLOW),
+        BatchReleased(4, 5),
+        BatchRefused(5, 7),
+    ]
     assert unpack_completions(Completions("worker", dones).pack()) == (dones, ())
     runs = [DirectRuns("m", 1, [(2, 3)], 500)]
     assert unpack_completions(DirectRunReport("worker", dones, runs).pack()) == (dones, runs)
@@ -110,7 +121,8 @@ def test_malformed_frames(message: Any):
         [WIRE_VERSION + 1, "worker", [[1, 0, 5]]],
         [WIRE_VERSION, "worker", 3],
         [WIRE_VERSION, "worker", [3]],
-        [WIRE_VERSION, "worker", [[1, 0]]],
+        [WIRE_VERSION, "worker", [[9, 0]]],
+        [WIRE_VERSION, "worker", [[2, 0, 99]]],
         [WIRE_VERSION, "worker", [["1", 0, 5]]],
         [WIRE_VERSION, "worker", [[1, None, 5]]],
         [WIRE_VERSION, "worker", [[1, 0, 5.0]]],

@@ -15,8 +15,9 @@ from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import PayloadRef, RegionRef, Tensor
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import (
-    BatchCompletion,
+    BatchEnded,
     BatchEntry,
+    Batches,
     BatchMessage,
     Cancellation,
     Completions,
@@ -81,7 +82,7 @@ def of_answers(data: bytes) -> None:
 
 
 def of_batch(data: bytes) -> None:
-    for entry in BatchMessage.unpack(data).entries:
+    for entry in [entry for batch in Batches.unpack(data).batches for entry in batch.entries]:
         assert type(entry.body) is bytes
         if entry.position is not None:
             assert entry.position.flags in range(4)
@@ -94,11 +95,11 @@ MESSAGES: list[tuple[bytes, Callable[[bytes], Any]]] = [
     (body(correlation_id=5, sequence_flags=3, timeout_us=9), of_body),
     (body(correlation_id="five", traceparent="00-a", tracestate="b", wants_timestamps=True, priority=7), of_body),
     (pack_body_ref(REF), body_ref),
-    (BATCH.pack(), of_batch),
+    (Batches([BATCH]).pack(), of_batch),
     (pack_responses(1, ANSWERS), of_answers),
     (Cancellation("gateway", [1, 2], 3).pack(), Cancellation.unpack),
     (SlotRelease([("weir-a_1", 64, 3)]).pack(), SlotRelease.unpack),
-    (Completions("worker", [BatchCompletion(1, 0, 5, [2])]).pack(), unpack_completions),
+    (Completions("worker", [BatchEnded(1, 5, [2])]).pack(), unpack_completions),
     (pack_pieces(4, b"state", 3)[0], StatePiece.unpack),
     (pack_state([TENSOR]), lambda data: check(unpack_state(data))),
 ]

@@ -13,7 +13,9 @@ from tests.support.fakes.cuda_device import execution, numbers
 from tests.unit.worker.execution.test_instance import Served
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.tensors import Tensor, pack_bytes
-from weir.schemas.wire.messages import BatchOutcome
+from weir.schemas.wire.messages import (
+    BatchEnded,
+)
 from weir.worker.backend_api.interface import RESCHEDULED, Execution, ExecutionHandle, Result
 from weir.worker.backends.custom import BackendFiles, CheckedInstance, CustomBackend
 from weir.worker.devices.gpus import CPU_ONLY
@@ -134,10 +136,10 @@ def test_base_exceptions_end_no_thread(raised: BaseException) -> None:
     fixed = Fixed(raised)
     model = Served(lambda device: fixed)
     model.submit(1, [1], [2])
-    assert model.left() == (1, BatchOutcome.ANSWERED, [f"{type(raised).__name__}: {raised}"] * 2)
+    assert model.left() == (1, BatchEnded, [f"{type(raised).__name__}: {raised}"] * 2)
     fixed.outcomes = [Result([Tensor.from_numpy("OUT", np.ones((1, 1), np.float32), "FP32")])]
     model.submit(2)
-    assert model.left() == (2, BatchOutcome.ANSWERED, [[[1.0]]])
+    assert model.left() == (2, BatchEnded, [[[1.0]]])
     model.instance.stop()  # whose closing fails, too
     assert not any(thread.name == "m_0_0" for thread in threading.enumerate())
 

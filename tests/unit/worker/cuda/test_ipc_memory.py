@@ -29,7 +29,12 @@ from weir.bus.payloads.client_regions import RegionError
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import CudaRegionRef, Tensor
-from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    BatchEntry,
+    BatchMessage,
+    unpack_responses,
+)
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import DeviceLost, Execution, Result
 from weir.worker.backends.custom import CheckedInstance
@@ -326,8 +331,8 @@ def test_a_whole_batch_of_an_instance_stays_on_the_gpu_and_ends_its_use_of_the_r
     entries = [BatchEntry(GATEWAY, at, 5, pack_body(request), 0) for at, request in enumerate(requests)]
     served.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     update = served.published.get(timeout=10)
-    assert update.completion is not None
-    assert update.completion.outcome == BatchOutcome.ANSWERED
+    (completion,) = update.completions
+    assert type(completion) is BatchEnded
     rows = [row for _, message in update.responses for row in unpack_responses(message)[1]]
     assert [row.error for row in rows] == [None, None]
     assert [bytes(row.outputs[0].data) for row in rows if row.outputs] == [b"", b""]  # type: ignore[arg-type]

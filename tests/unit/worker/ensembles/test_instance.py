@@ -13,16 +13,23 @@ from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadReader
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import PayloadRef, RegionRef, Tensor
-from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    BatchEntry,
+    BatchLost,
+    BatchMessage,
+    BatchReleased,
+    unpack_responses,
+)
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import ModelVersion
 from weir.worker.ensembles.backend import EnsembleModel
 from weir.worker.ensembles.instance import EnsembleInstance
 from weir.worker.ensembles.run import EnsemblePlan
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import ModelEnvironment
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate
 
 
 class Coordinator:
@@ -49,8 +56,8 @@ class Coordinator:
         return batch
 
     @property
-    def outcomes(self) -> list[BatchOutcome | None]:
-        return [None if update.completion is None else update.completion.outcome for update in self.published]
+    def outcomes(self) -> list[type | None]:
+        return [type(update.completions[0]) if update.completions else None for update in self.published]
 
 
 @pytest.fixture
@@ -92,9 +99,9 @@ async def test_a_batch_without_a_response_is_requeued(coordinator: Coordinator) 
     coordinator.submit(1)
     coordinator.submit(2)
     await asyncio.sleep(0)  # updates are published at the end of the turn of the event loop
-    assert coordinator.outcomes == [BatchOutcome.RELEASED]
+    assert coordinator.outcomes == [BatchReleased]
     coordinator.calls.answer(b"1234")
     coordinator.instance.requeue()
     await asyncio.sleep(0)  # responses are published at the end of the turn of the event loop
-    assert coordinator.outcomes[1:] == [BatchOutcome.UNANSWERED, BatchOutcome.ANSWERED], "a response is not withdrawn"
+    assert coordinator.outcomes[1:] == [BatchLost, BatchEnded], "a response is not withdrawn"
     assert len(coordinator.calls.cancelled) == 1

@@ -16,13 +16,19 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.messages import (
+    BatchEnded,
+    BatchEntry,
+    BatchMessage,
+    BatchReleased,
+    unpack_responses,
+)
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate
 
 CONFIG = ModelConfig.model_validate({"name": "m", "max_batch_size": 4, "model_transaction_policy": {"decoupled": True}})
 LOST = WeirError(ErrorCode.UNAVAILABLE, "lost")
@@ -80,7 +86,7 @@ class Scripted:
             (row.key, row.error.message if row.error else row.outputs and row.outputs[0].data[0], row.is_final)
             for row in rows
         ]
-        return (None if update.completion is None else update.completion.outcome), received
+        return (type(update.completions[0]) if update.completions else None), received
 
     def counted(self) -> tuple[int, int, dict[str, int], int]:
         """(successes, executions, failures by reason if there are any, inference count)."""
@@ -104,17 +110,17 @@ def number(value: int) -> Result:
 def test_a_batch_continues_after_its_instance_was_released(model: Scripted) -> None:
     model.submit(1, 2)
     execution = model.executions.get()
-    assert model.left() == (BatchOutcome.RELEASED, [])
+    assert model.left() == (BatchReleased, [])
     execution.respond(1, number(10), False)
     assert model.left() == (None, [(2, 10, False)])
     execution.respond(0, None, True)
     assert model.left() == (None, [(1, None, True)])
     model.execute = lambda requests, execution: [number(5)] * len(requests)
     model.submit(3)
-    assert model.left() == (BatchOutcome.ANSWERED, [(3, 5, True)])
+    assert model.left() == (BatchEnded, [(3, 5, True)])
     assert model.counted() == (2, 2, {}, 2)
     execution.respond(1, number(11), True)
-    assert model.left() == (BatchOutcome.ANSWERED, [(2, 11, True)])
+    assert model.left() == (BatchEnded, [(2, 11, True)])
     execution.respond(1, number(12), True)
     execution.fail(LOST)
     assert model.published.empty()
@@ -134,7 +140,7 @@ def test_requests_with_a_response_during_the_run_get_no_second_one(model: Script
     assert model.left() == (None, [(1, 1, True)])
     assert model.left() == (None, [(2, 2, False)])
     outcome, answers = model.left()
-    assert outcome == BatchOutcome.ANSWERED
+    assert outcome == BatchEnded
     assert sorted(answers) == [(2, "ValueError: boo", True), (3, 9, True)]  # nobody had seen anything of the third
     assert model.counted() == (2, 2, {"BACKEND": 1}, 2)
 
@@ -142,11 +148,11 @@ def test_requests_with_a_response_during_the_run_get_no_second_one(model: Script
 def test_a_lost_process_ends_each_open_request_once(model: Scripted) -> None:
     model.submit(1, 2)
     execution = model.executions.get()
-    assert model.left()[0] == BatchOutcome.RELEASED
+    assert model.left()[0] == BatchReleased
     execution.respond(0, number(1), True)
     assert model.left() == (None, [(1, 1, True)])
     execution.fail(LOST)
-    assert model.left() == (BatchOutcome.ANSWERED, [(2, "lost", True)])
+    assert model.left() == (BatchEnded, [(2, "lost", True)])
     execution.fail(LOST)
     assert model.published.empty()
     assert model.counted() == (1, 1, {"BACKEND": 1}, 1)
@@ -160,20 +166,20 @@ def test_a_loss_before_the_run_has_returned(model: Scripted) -> None:
     model.execute = execute
     model.submit(1)
     assert model.left() == (None, [(1, "lost", True)])
-    assert model.left() == (BatchOutcome.ANSWERED, [])
+    assert model.left() == (BatchEnded, [])
 
 
 def test_a_cancelled_request_is_counted_once(model: Scripted) -> None:
     batch = model.submit(1, 2, 3)
     execution = model.executions.get()
-    assert model.left()[0] == BatchOutcome.RELEASED
+    assert model.left()[0] == BatchReleased
     batch.cancel("gateway1", [1, 2])
     assert [execution.is_cancelled(position) for position in range(3)] == [True, False, False]
     execution.respond(0, None, True)
     batch.cancel("gateway0", [2])
     execution.fail(LOST)
     assert model.left()[0] is None
-    assert model.left()[0] == BatchOutcome.ANSWERED
+    assert model.left()[0] == BatchEnded
     assert model.counted() == (0, 1, {"CANCELED": 2, "BACKEND": 1}, 0)
 
 
@@ -192,10 +198,10 @@ def test_a_request_that_is_cancelled_before_its_run_does_not_run(model: Scripted
     staged.cancel("gateway1", [3])
     go.set()
     outcome, answers = model.left()
-    assert (outcome, sorted(answers)) == (BatchOutcome.ANSWERED, [(1, 2, True), (2, 2, True)])
+    assert (outcome, sorted(answers)) == (BatchEnded, [(1, 2, True), (2, 2, True)])
     outcome, answers = model.left()
     assert (outcome, sorted(answers)) == (
-        BatchOutcome.ANSWERED,
+        BatchEnded,
         [(3, "the request was cancelled", True), (4, 1, True)],
     )
     success, executions, failures, _ = model.counted()
@@ -253,7 +259,7 @@ def test_late_requests_do_not_run_or_are_cancelled(model: Scripted) -> None:
     model.execute = execute
     model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     outcome, received = model.left()
-    assert outcome == BatchOutcome.ANSWERED
+    assert outcome == BatchEnded
     assert received == [(1, "Request timeout expired", True), (2, 5, True), (3, 5, True)]
     assert seen == [[False, False]]
     assert model.counted() == (2, 1, {"REJECTED": 1}, 2)

@@ -17,15 +17,17 @@ from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import RegionRef, Tensor
 from weir.schemas.wire.messages import (
+    BatchEnded,
     BatchEntry,
+    BatchLost,
     BatchMessage,
-    BatchOutcome,
+    BatchReleased,
     unpack_responses,
 )
 from weir.schemas.wire.request_body import pack_body
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.shared_memory import SharedMemoryIO
+from weir.worker.execution.updates import BatchUpdate
 from weir.worker.python_stub._weir_channel import Kind
 
 __all__ = ["called", "coordinator", "peer"]
@@ -105,13 +107,13 @@ def test_an_update_that_can_not_be_published_does_not_end_the_thread(
     fail_for(
         monkeypatch,
         "weir.worker.execution.instance:ModelInstance._publish",
-        lambda _self, batch: batch.completion.batch_id == 1,
+        lambda _self, update: update.completions[0].batch_id == 1,
     )
     model.submit(1)
-    model.submit(2)
     lost = model.published.get(timeout=10)
-    assert lost.completion is not None
-    assert (lost.completion.batch_id, lost.completion.outcome) == (1, BatchOutcome.UNANSWERED)
+    (completion,) = lost.completions
+    assert (completion.batch_id, type(completion)) == (1, BatchLost)
+    model.submit(2)
     assert responses_of(model.published.get(timeout=10)) == {2: 5}
 
 
@@ -120,8 +122,8 @@ def test_a_batch_whose_failure_can_not_be_reported_runs_again(model: Scripted, m
     monkeypatch.setattr("weir.worker.execution.batch_runner.decode_batch", lambda *_: 1 / 0)
     model.submit(1)
     update = model.published.get(timeout=10)
-    assert update.completion is not None
-    assert update.completion.outcome == BatchOutcome.UNANSWERED
+    (completion,) = update.completions
+    assert type(completion) is BatchLost
 
 
 # Batches whose models answer in pieces
@@ -137,7 +139,7 @@ def streaming() -> Iterator[Scripted]:
 def test_a_stream_that_fails_does_not_affect_others(streaming: Scripted) -> None:
     streaming.submit(1, 2)
     execution = streaming.executions.get()
-    assert streaming.left()[0] == BatchOutcome.RELEASED
+    assert streaming.left()[0] == BatchReleased
     unpackable = number(6)
     unpackable.parameters = {"a": object()}
     execution.respond(0, unpackable, False)
@@ -145,7 +147,7 @@ def test_a_stream_that_fails_does_not_affect_others(streaming: Scripted) -> None
     assert (outcome, key, is_final) == (None, 1, True)
     assert text.startswith("the response can't be sent: TypeError: ")
     execution.respond(1, number(7), True)
-    assert streaming.left() == (BatchOutcome.ANSWERED, [(2, 7, True)])
+    assert streaming.left() == (BatchEnded, [(2, 7, True)])
 
 
 @pytest.mark.parametrize("method", ["_timestamps", "_count_end", "_count_execution", "_count_stream_response"])
@@ -155,7 +157,7 @@ def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: p
     execution = streaming.executions.get()
     streaming.left()
     execution.respond(0, number(7), True)
-    assert streaming.left() == (BatchOutcome.ANSWERED, [(1, 7, True)])
+    assert streaming.left() == (BatchEnded, [(1, 7, True)])
 
 
 # What models ask of others
@@ -218,8 +220,8 @@ async def test_a_request_of_an_ensemble_that_fails(
         coordinator.calls.answer(b"1234")
     await asyncio.sleep(0)  # what is answered in one turn of the loop leaves at its end
     (update,) = coordinator.published
-    assert update.completion is not None
-    assert update.completion.outcome == BatchOutcome.ANSWERED
+    (completion,) = update.completions
+    assert type(completion) is BatchEnded
     ((_, message),) = update.responses
     (row,) = unpack_responses(message)[1]
     assert row.error is not None

@@ -7,6 +7,7 @@ import random
 import secrets
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,14 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, internal
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import RegionRef, Tensor
-from weir.schemas.wire.messages import BatchEntry, BatchMessage, BatchOutcome, unpack_responses
+from weir.schemas.wire.messages import (
+    BatchCompletion,
+    BatchEnded,
+    BatchEntry,
+    BatchLost,
+    BatchMessage,
+    unpack_responses,
+)
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import (
     DeviceLost,
@@ -36,12 +44,12 @@ from weir.worker.backend_api.interface import (
     Result,
 )
 from weir.worker.cuda.device_instance import DeviceInstance
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
 from weir.worker.execution.rate_limiter import Needs, rate_limiter_permits
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.shared_memory import SharedMemoryAccess
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate
 from weir.worker.execution.warmup import warm_up_samples
 
 GPU = InstanceDevice("KIND_GPU", 0, "m_0_0")
@@ -54,6 +62,8 @@ class Served:
 
     def __init__(self, make: Make, settings: ModelConfig | None = None, **options: Any) -> None:
         self.published: queue.SimpleQueue[BatchUpdate] = queue.SimpleQueue()
+        self.batch_of: dict[int, int] = {}  # by key, of requests whose keys are not 100 times their batch
+        self._ends: deque[tuple[int, type, list[Any]]] = deque()
         self.statistics = ModelStatistics()
         self.environment = options.pop("environment", None) or ModelEnvironment(
             arena_prefix="test", on_update=self.published.put, **options.pop("shared", {})
@@ -88,13 +98,16 @@ class Served:
         self.instance.submit(batch)
         return batch
 
-    def left(self) -> tuple[int, int, list[Any]]:
+    def left(self) -> tuple[int, type, list[Any]]:
         """(batch, outcome, the output or error of each response) of the next batch that ends."""
-        update = self.published.get(timeout=10)
-        assert update.completion is not None
-        rows = [answer for _, message in update.responses for answer in unpack_responses(message)[1]]
-        received = [row.error.message if row.error else row.outputs[0].to_numpy().tolist() for row in rows]
-        return update.completion.batch_id, update.completion.outcome, received
+        if not self._ends:
+            update = self.published.get(timeout=10)
+            received: dict[int, list[Any]] = defaultdict(list)
+            for row in [row for _, message in update.responses for row in unpack_responses(message)[1]]:
+                outcome = row.error.message if row.error else row.outputs[0].to_numpy().tolist()
+                received[self.batch_of.get(row.key, row.key // 100)].append(outcome)
+            self._ends.extend((end.batch_id, type(end), received[end.batch_id]) for end in update.completions)
+        return self._ends.popleft()
 
 
 class Scripted:
@@ -167,7 +180,7 @@ def test_a_second_batch_starts_while_one_runs_but_no_third(model: Served, device
     device.done[3].put(None)
     assert device.next_event() == "wait 4"
     device.done[4].put(None)
-    assert [model.left() for _ in range(4)] == [(n, BatchOutcome.ANSWERED, [[[2.0 * n]]]) for n in (1, 2, 3, 4)]
+    assert [model.left() for _ in range(4)] == [(n, BatchEnded, [[[2.0 * n]]]) for n in (1, 2, 3, 4)]
     counted = model.statistics.snapshot()
     assert (counted["success"][0], counted["execution_count"], counted["fail"][0]) == (4, 4, 0)
 
@@ -210,14 +223,14 @@ def test_responses_are_sent_in_order_although_the_later_batch_ends_first(model: 
         assert model.left()[0] == 1
         assert model.published.empty()
         device.done[pending].put(None)
-        assert model.left() == (pending, BatchOutcome.ANSWERED, [[[2.0 * pending]]])
+        assert model.left() == (pending, BatchEnded, [[[2.0 * pending]]])
         batch, outcome, received = model.left()
         assert batch == other
         assert (outcome, received) == {
-            3: (BatchOutcome.ANSWERED, [[[6.0]]]),
-            5: (BatchOutcome.ANSWERED, ["broken"]),
-            7: (BatchOutcome.ANSWERED, ["RuntimeError: odd"]),
-            9: (BatchOutcome.UNANSWERED, []),
+            3: (BatchEnded, [[[6.0]]]),
+            5: (BatchEnded, ["broken"]),
+            7: (BatchEnded, ["RuntimeError: odd"]),
+            9: (BatchLost, []),
         }[other]
 
 
@@ -231,10 +244,10 @@ def test_a_failure_on_the_device_fails_its_batch_only(model: Served, device: Scr
     device.done[3].put(InstanceDied("three died"))
     device.done[4].put(None)
     assert [model.left() for _ in range(4)] == [
-        (1, BatchOutcome.ANSWERED, ["one failed"]),
-        (2, BatchOutcome.ANSWERED, ["ValueError: two failed"]),
-        (3, BatchOutcome.UNANSWERED, []),
-        (4, BatchOutcome.ANSWERED, [[[8.0]]]),
+        (1, BatchEnded, ["one failed"]),
+        (2, BatchEnded, ["ValueError: two failed"]),
+        (3, BatchLost, []),
+        (4, BatchEnded, [[[8.0]]]),
     ]
     counted = model.statistics.snapshot()
     assert (counted["success"][0], counted["failures"]["BACKEND"]) == (1, 2)
@@ -248,9 +261,9 @@ def test_cancelled_and_late_requests(model: Served, device: Scripted) -> None:
     first.cancel("gateway", [100])  # it runs already, and is counted as given up
     second.cancel("gateway", [200])
     device.done[1].put(None)
-    assert model.left() == (1, BatchOutcome.ANSWERED, [[[2.0]]])
-    assert model.left() == (2, BatchOutcome.ANSWERED, ["the request was cancelled"])
-    assert model.left() == (3, BatchOutcome.ANSWERED, ["Request timeout expired"])
+    assert model.left() == (1, BatchEnded, [[[2.0]]])
+    assert model.left() == (2, BatchEnded, ["the request was cancelled"])
+    assert model.left() == (3, BatchEnded, ["Request timeout expired"])
     assert model.statistics.snapshot()["failures"] == {"REJECTED": 1, "CANCELED": 2, "BACKEND": 0, "OTHER": 0}
 
 
@@ -292,8 +305,10 @@ def test_busy_time_is_not_counted_twice(model: Served, device: Scripted) -> None
     time.sleep(0.02)  # for which both are under way
     device.done[2].put(None)
     device.done[3].put(None)
-    ends = [model.published.get(timeout=10).completion for _ in range(3)]
-    assert 20_000 < sum(end.busy_us for end in ends if end is not None) < (time.monotonic_ns() - start_ns) / 1000
+    ends: list[BatchCompletion] = []
+    while len(ends) < 3:
+        ends += model.published.get(timeout=10).completions
+    assert 20_000 < sum(end.busy_us for end in ends) < (time.monotonic_ns() - start_ns) / 1000
 
 
 def test_a_lost_device_runs_and_reports_no_more_batches(device: Scripted) -> None:
@@ -308,7 +323,7 @@ def test_a_lost_device_runs_and_reports_no_more_batches(device: Scripted) -> Non
     assert [device.next_event(), device.next_event()] == ["begin 2", "wait 2"]
     served.submit(3)
     device.done[2].put(DeviceLost("gone"))
-    assert served.left() == (1, BatchOutcome.ANSWERED, [[[2.0]]])
+    assert served.left() == (1, BatchEnded, [[[2.0]]])
     assert reasons.get(timeout=10) == "gone"
     other.submit(4)
     served.instance.stop()
@@ -364,6 +379,7 @@ def test_a_failed_batch_runs_again_on_its_own_inputs_from_clients_memory(device:
             place = RegionRef(path.name, path.stat().st_ino, 4 * value, 4)
             body = pack_body(InferRequest("m", inputs=[Tensor("IN", "FP32", [1, 1], place)]))
             entries.append(BatchEntry(gateway, value, 5, body))
+            served.batch_of[value] = values[0]
         served.instance.submit(RunningBatch(BatchMessage("scheduler", values[0], "m", 1, 0, entries)))
 
     served = Served(lambda _: device, shared={"shared_memory": SharedMemoryAccess(True)})
@@ -409,7 +425,7 @@ def test_every_request_gets_one_response_in_order(batches: list[tuple[int, int]]
             if number in failing and requests > 1:
                 rows[1] = rows[1] + [0.0]  # no batch can be made of rows that are not alike, so each runs alone
             served.submit(number, *rows)
-            wanted.append((number, BatchOutcome.ANSWERED, [[[2 * value + 1 for value in row]] for row in rows]))
+            wanted.append((number, BatchEnded, [[[2 * value + 1 for value in row]] for row in rows]))
         assert [served.left() for _ in batches] == wanted
         served.instance.stop()
         assert served.published.empty()
@@ -423,7 +439,7 @@ def test_an_instance_holds_its_batches_until_their_ends_are_published(device: Sc
         batches = [served.submit(number) for number in (1, 2, 3)]
         assert served.instance.held == 3
         assert [device.next_event() for _ in range(3)] == ["begin 1", "begin 2", "wait 1"]
-        served.instance.withdraw(batches)
+        assert served.instance.withdraw() == batches[2:]
         assert served.instance.held == 2, "two have started"
         for number in (1, 2):
             device.done[number].put(None)

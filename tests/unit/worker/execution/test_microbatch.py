@@ -1,33 +1,24 @@
-"""`Microbatch`: each part is an execution of its own; responses leave together unless a part is slow."""
+"""`Microbatch`: batches that go to a process in one message. Each ends by itself; those that have not started may leave."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import not_found
+from tests.support.waiting import wait_until
+from tests.support.worker.single_batches import CONFIG, Ends, batch_of
+from weir.schemas.core.errors import internal
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEntry,
-    BatchMessage,
-    BatchOutcome,
-    join_responses,
-    pack_response,
-    pack_responses,
-    unpack_responses,
-)
-from weir.schemas.wire.request_body import pack_body
+from weir.schemas.wire.messages import BatchEnded, BatchLost, BatchNotRun, BatchReleased, NotRunReason
 from weir.worker.backend_api.interface import (
+    EndedRequest,
     Execution,
     Instance,
     InstanceDevice,
@@ -36,256 +27,330 @@ from weir.worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from weir.worker.execution.microbatch import Microbatch
+from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
 
-CONFIG = ModelConfig.model_validate(
-    {
-        "name": "m",
-        "max_batch_size": 0,
-        "input": [{"name": "IN", "data_type": "TYPE_FP32", "dims": [-1]}],
-        "output": [{"name": "OUT", "data_type": "TYPE_FP32", "dims": [-1]}],
-    }
-)
+RUN_NS = 1_000_000
 
 
-class Doubling:
-    """Returns twice the input, in memory that the next run overwrites; `acts` replaces that for some numbers."""
+def doubled(number: int) -> Result:
+    return Result([Tensor.from_numpy("OUT", np.array([2 * number], np.float32), "FP32")])
+
+
+class Run:
+    """A run that a test moves on: requests end when it says so, with twice their number by default."""
+
+    def __init__(self, numbers: list[int], execution: Execution) -> None:
+        self.death = ""
+        self.execution = execution
+        self.closed = False
+        self.withdrawn = range(len(numbers), len(numbers))
+        self._changed = threading.Condition()
+        self._numbers = numbers
+        self._ended: list[EndedRequest] = []
+        self._next = 0
+        self._end = len(numbers)
+        self.lost: Sequence[int] = ()
+
+    def end(self, count: int = 1, result: Result | str | None = "") -> None:
+        with self._changed:
+            for _ in range(count):
+                made = doubled(self._numbers[self._next]) if isinstance(result, str) else result
+                now_ns = time.monotonic_ns()
+                self._ended.append(EndedRequest(self._next, made, now_ns - RUN_NS, now_ns))
+                self._next += 1
+            self._changed.notify_all()
+
+    def die(self) -> None:
+        with self._changed:
+            self.lost = range(self._next, self._next + 1)
+            self.death = "killed"
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Starts no more requests, as a process whose memory for outputs is full."""
+        with self._changed:
+            self._end = self._next
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.death or self._next >= self._end, timeout_s) is not False
+
+    def ended(self) -> Sequence[EndedRequest]:
+        with self._changed:
+            ended, self._ended = self._ended, []
+            return ended
+
+    @property
+    def unstarted(self) -> int:
+        return max(0, self._end - self._next - 1)
+
+    def withdraw(self) -> Sequence[int]:
+        with self._changed:
+            withdrawn = range(min(self._next + 1, self._end), self._end)
+            self._end = withdrawn.start
+            self.withdrawn = range(self._end, len(self._numbers))
+            self._changed.notify_all()
+            return withdrawn
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Model:
+    """The first batch, with a negative number, runs until `go` is set, so that the next ones wait together."""
 
     def __init__(self) -> None:
-        self.acts: dict[int, Callable[[Execution], Any]] = {}
-        self.ran: list[list[int]] = []
-        self._output = np.zeros(1, np.float32)
+        self.runs: queue.SimpleQueue[Run] = queue.SimpleQueue()
+        self.error: BaseException | None = None
+        self.go = threading.Event()
+
+    def start_microbatch(self, requests: Sequence[InferRequest], execution: Execution) -> Run:
+        if self.error is not None:
+            raise self.error
+        execution.input_ready()
+        run = Run([int(request.inputs[0].to_numpy().item()) for request in requests], execution)
+        self.runs.put(run)
+        return run
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
-        numbers = [int(request.inputs[0].to_numpy().item()) for request in requests]
-        self.ran.append(numbers)
-        execution.input_ready()
-        if numbers[0] in self.acts and (received := self.acts[numbers[0]](execution)) is not None:
-            return received
-        self._output[0] = 2 * numbers[0]
-        execution.inferred()
-        return [Result([Tensor("OUT", "FP32", [1], memoryview(self._output).cast("B"))])]
+        assert self.go.wait(10)
+        return [Result()]
 
     def close(self) -> None:
         pass
 
 
-class Served:
-    """An instance of `Doubling` with its thread; `left` returns the next update."""
+class Served(Ends):
+    """An instance of `Model` with its thread."""
 
     def __init__(self) -> None:
-        self.model = Doubling()
+        super().__init__()
+        self.model = model = Model()
         self.statistics = ModelStatistics()
-        self.published: queue.SimpleQueue[BatchUpdate] = queue.SimpleQueue()
-        self._microbatches: dict[int, Microbatch] = {}
-        model = self.model
 
         class Loaded:
+            is_isolated = True
+
             def create_instance(self, device: InstanceDevice) -> Instance:
                 return model
 
             def unload(self) -> None:
                 pass
 
-        environment = ModelEnvironment(arena_prefix="test", on_update=self._on_update)
-        device = InstanceDevice("KIND_CPU", 0, "m_0_0")
-        version = ModelVersion("m", 1, Path(), CONFIG)
-        self.instance = ModelInstance(Loaded(), version, InstanceSpec(device, "test"), self.statistics, environment)
+        environment = ModelEnvironment(arena_prefix="test", on_update=self.published.put)
+        spec = InstanceSpec(InstanceDevice("KIND_CPU", 0, "m_0_0"), "test")
+        self.instance = ModelInstance(
+            Loaded(), ModelVersion("m", 1, Path(), CONFIG), spec, self.statistics, environment
+        )
         self.instance.start()
-        self._ids = count(-1, -1)
 
-    def submit(self, *numbers: int, gateways: Sequence[str] = ("gateway",)) -> Microbatch:
-        entries = [
-            BatchEntry(
-                gateways[at % len(gateways)],
-                number,
-                5,
-                pack_body(InferRequest("m", inputs=[Tensor.from_numpy("IN", np.array([number], np.float32), "FP32")])),
-            )
-            for at, number in enumerate(numbers)
-        ]
-        message = BatchMessage("scheduler", 7, "m", 1, 0, entries, is_series=True)
-        microbatch = Microbatch(message, self.instance, self._ids, self.published.put)
-        self._microbatches.update({part.message.batch_id: microbatch for part in microbatch.parts})
-        microbatch.submit()
-        return microbatch
+    def submit(self, *numbers: int, late: int = 0, scheduler: str = "scheduler") -> list[RunningBatch]:
+        batches = [batch_of(number, deadline_ms=int(number == late), scheduler=scheduler) for number in numbers]
+        for batch in batches:
+            self.instance.submit(batch)
+        return batches
 
-    def left(self) -> tuple[BatchCompletion | None, dict[int, Any]]:
-        """(completion, output or error of each request) of the next update."""
-        update = self.published.get(timeout=10)
-        received = {}
-        for _, message in update.responses:
-            for answer in unpack_responses(message)[1]:
-                received[answer.key] = answer.error or answer.outputs[0].to_numpy().item()
-        return update.completion, received
+    def go(self) -> None:
+        """Lets the first batch end, and with it the waiting ones start."""
+        self.model.go.set()
+        assert self.until(-1) == ({-1: BatchEnded(-1, self.busy_us[-1])}, {-1: None})
+        self.statistics.__init__()  # type: ignore[misc]
 
-    def _on_update(self, update: BatchUpdate) -> None:
-        if update.completion is None:
-            self.published.put(update)
-        else:
-            self._microbatches[update.completion.batch_id].part_updated(update)
+    def started(self, *numbers: int, late: int = 0) -> tuple[Run, list[RunningBatch]]:
+        self.submit(-1)
+        wait_until(lambda: self.instance.unstarted == 0)
+        batches = self.submit(*numbers, late=late)
+        self.go()
+        return self.model.runs.get(timeout=10), batches
 
 
 @pytest.fixture
 def served() -> Iterator[Served]:
     made = Served()
     yield made
+    made.model.go.set()
     made.instance.stop()
     assert made.published.empty()
+    assert made.instance.held == 0
 
 
-class Held:
-    """Blocks the model until `go_on` is set; `entered` is set when the model blocks."""
-
-    def __init__(self) -> None:
-        self.entered, self.go_on = threading.Event(), threading.Event()
-
-    def __call__(self, execution: Execution) -> None:
-        self.entered.set()
-        assert self.go_on.wait(10)
-
-
-def raising(error: Exception) -> Callable[[Execution], Any]:
-    def act(execution: Execution) -> Any:
-        raise error
-
-    return act
-
-
-def test_each_part_is_an_execution_and_all_responses_leave_together(served: Served):
-    served.submit(*range(1, 17), gateways=("g1", "g2"))
-    done, received = served.left()
-    assert received == {number: 2 * number for number in range(1, 17)}, "outputs are packed before the next one runs"
-    assert done is not None
-    assert (done.batch_id, done.outcome, list(done.rescheduled)) == (7, BatchOutcome.ANSWERED, [])
-    assert served.model.ran == [[number] for number in range(1, 17)]
+def test_all_responses_leave_together_and_each_is_counted(served: Served) -> None:
+    run, _ = served.started(*range(1, 17))
+    run.end(16)
+    update = served.next()
+    assert [completion.batch_id for completion in update.completions] == list(range(1, 17))
+    assert all(isinstance(completion, BatchEnded) and completion.busy_us > 0 for completion in update.completions)
+    assert len(update.responses) == 1
+    assert served.outputs == {number: 2 * number for number in range(1, 17)}
     counted = served.statistics.snapshot()
     assert (counted["success"][0], counted["inference_count"], counted["execution_count"]) == (16, 16, 16)
     assert {size: row[0] for size, row in counted["batches"].items()} == {1: 16}
-    # Those before it ran while the last waited, so each has waited for longer than the one before.
-    assert counted["queue"][1] >= 16 * 5_000
+    assert counted["compute_infer"] == [16, 16 * RUN_NS]
+    assert counted["batches"][1][2] == 16 * RUN_NS
+    phases_ns = sum(counted[name][1] for name in ("queue", "compute_input", "compute_infer", "compute_output"))
+    assert counted["success"][1] == phases_ns
 
 
-def test_a_part_that_fails_does_not_affect_others(served: Served):
-    served.model.acts = {2: raising(not_found("nothing")), 3: raising(ValueError("no"))}
-    served.submit(1, 2, 3, 4)
-    done, received = served.left()
-    assert done is not None
-    assert done.outcome == BatchOutcome.ANSWERED
-    assert (received[1], received[2].message, received[3].message, received[4]) == (2, "nothing", "ValueError: no", 8)
+def test_a_batch_that_fails_does_not_affect_others(served: Served) -> None:
+    run, _ = served.started(1, 2, 3)
+    run.end()
+    run.end(result=Result(error=internal("broken")))
+    run.end()
+    assert served.until(1, 2, 3)[1] == {1: 2, 2: "broken", 3: 6}
     counted = served.statistics.snapshot()
-    assert (counted["success"][0], counted["fail"][0], counted["execution_count"]) == (2, 2, 4)
+    assert (counted["success"][0], counted["fail"][0], counted["execution_count"]) == (2, 1, 3)
+    assert counted["failures"]["BACKEND"] == 1
 
 
-def test_other_parts_get_responses_if_the_instance_dies(served: Served):
-    served.model.acts = {2: raising(InstanceDied("killed")), 4: raising(InstanceUnavailable("is away"))}
-    served.submit(1, 2, 3, 4, 5)
-    received: dict[int, Any] = {}
-    while (one := served.left())[0] is None:
-        received |= one[1]
-    done, last = one
-    assert done is not None
-    assert (done.outcome, list(done.rescheduled)) == (BatchOutcome.UNANSWERED, [1, 3])
-    assert received | last == {1: 2, 3: 6, 5: 10}
+def test_batches_end_while_a_later_one_runs(served: Served) -> None:
+    run, _ = served.started(1, 2, 3)
+    run.end(2)
+    ends, received = served.until(1, 2)
+    assert (set(map(type, ends.values())), received) == ({BatchEnded}, {1: 2, 2: 4})
+    assert served.statistics.snapshot()["success"][0] == 2
+    run.end()
+    assert served.until(3)[1] == {3: 6}
+    counted = served.statistics.snapshot()
+    assert (counted["success"][0], counted["execution_count"]) == (3, 3)
+    wait_until(lambda: run.closed)
 
 
-def test_an_unavailable_instance_does_not_fail_the_parts(served: Served):
-    served.model.acts = {number: raising(InstanceUnavailable("is away")) for number in (1, 2)}
+def test_batches_that_have_not_started_can_be_withdrawn(served: Served) -> None:
+    run, batches = served.started(1, 2, 3)
+    behind = served.submit(4)
+    wait_until(lambda: served.instance.unstarted == 3)
+    assert served.instance.withdraw() == [*batches[1:], *behind]
+    assert (served.instance.unstarted, served.instance.held) == (0, 1)
+    run.end()
+    assert served.until(1)[1] == {1: 2}
+
+
+def test_only_the_batch_that_ran_is_lost_with_the_instance(served: Served) -> None:
+    run, _ = served.started(1, 2, 3, 4)
+    run.end()
+    run.die()
+    ends, received = served.until(1, 2, 3, 4)
+    assert received == {1: 2}
+    assert isinstance(ends[1], BatchEnded)
+    assert [ends[number] for number in (2, 3, 4)] == [
+        BatchLost(2),
+        BatchNotRun(3, NotRunReason.DOWN),
+        BatchNotRun(4, NotRunReason.DOWN),
+    ]
+
+
+def test_what_was_withdrawn_before_the_instance_died_is_not_ended_again(served: Served) -> None:
+    run, batches = served.started(1, 2)
+    assert served.instance.withdraw() == batches[1:]
+    run.die()
+    assert served.until(1)[0] == {1: BatchLost(1)}
+
+
+def test_a_process_may_start_no_more(served: Served) -> None:
+    run, _ = served.started(1, 2)
+    run.end()
+    run.stop()
+    ends, received = served.until(1, 2)
+    assert (ends[2], received) == (BatchNotRun(2, NotRunReason.SLOW), {1: 2})
+
+
+def test_a_request_with_a_response_does_not_run_again(served: Served) -> None:
+    run, _ = served.started(1, 2)
+    run.execution.respond(0, doubled(9), True)
+    run.die()
+    ends, received = served.until(1, 2)
+    assert received == {1: 18}
+    assert isinstance(ends[1], BatchEnded)
+    assert ends[2] == BatchNotRun(2, NotRunReason.DOWN)
+
+
+def test_a_request_whose_sender_is_lost_fails(served: Served) -> None:
+    run, _ = served.started(1, 2)
+    run.end(result=None)
+    assert isinstance(served.next().completions[0], BatchReleased)
+    run.execution.fail(internal("lost"))
+    run.die()
+    ends, received = served.until(1, 2)
+    assert (type(ends[1]), ends[2], received) == (BatchEnded, BatchLost(2), {1: "lost"})
+
+
+def test_a_sender_may_be_lost_before_its_request_is_known_to_have_run(served: Served) -> None:
+    run, _ = served.started(1, 2)
+    run.execution.fail(internal("lost"))
+    run.end(result=None)
+    run.end()
+    _, received = served.until(1, 2)
+    assert received == {1: "lost", 2: 4}
+
+
+def test_a_model_may_respond_after_it_has_returned(served: Served) -> None:
+    run, _ = served.started(1, 2)
+    run.end()
+    assert served.until(1)[1] == {1: 2}
+    run.end(result=None)
+    assert isinstance(served.next().completions[0], BatchReleased)
+    run.execution.respond(1, doubled(9), True)
+    ends, received = served.until(2)
+    assert (ends, received) == ({2: BatchEnded(2, 0, [])}, {2: 18})
+    counted = served.statistics.snapshot()
+    assert (counted["success"][0], counted["execution_count"]) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(InstanceDied("gone"), BatchLost), (InstanceUnavailable("gone"), BatchNotRun), (ValueError("odd"), BatchEnded)],
+)
+def test_an_instance_may_fail_to_start(served: Served, error: Exception, end: type) -> None:
+    served.model.error = error
+    served.submit(-1)
+    wait_until(lambda: served.instance.unstarted == 0)
     served.submit(1, 2)
-    done, received = served.left()
-    assert done is not None
-    assert (done.outcome, list(done.rescheduled), received) == (BatchOutcome.NOT_RUN, [0, 1], {})
+    served.go()
+    ends, received = served.until(1, 2)
+    assert set(map(type, ends.values())) == {end}
+    assert received == ({1: "ValueError: odd", 2: "ValueError: odd"} if end is BatchEnded else {})
 
 
-def test_a_cancelled_part_does_not_run(served: Served):
-    served.model.acts[1] = held = Held()
-    microbatch = served.submit(1, 2, 3)
-    assert held.entered.wait(10)
-    microbatch.cancel("gateway", [2])
-    microbatch.cancel("another", [3])
-    held.go_on.set()
-    _, received = served.left()
-    assert (received[1], received[2].code.name, received[3]) == (2, "CANCELLED", 6)
-    assert served.model.ran == [[1], [3]]
+def test_requests_that_are_cancelled_or_late_do_not_run(served: Served) -> None:
+    served.submit(-1)
+    wait_until(lambda: served.instance.unstarted == 0)
+    first, *_ = served.submit(1, 2, 3, late=2)
+    first.cancel("gateway", [1])
+    served.go()
+    run = served.model.runs.get(timeout=10)
+    run.end()
+    _, received = served.until(1, 2, 3)
+    assert (received[2], received[3]) == ("Request timeout expired", 6)
+    assert "cancelled" in received[1]
 
 
-def test_parts_behind_a_slow_one_are_requeued(served: Served):
-    served.model.acts[2] = held = Held()
-    microbatch = served.submit(1, 2, 3, 4)
-    assert held.entered.wait(10)
-    assert len(microbatch.requeue()) == 2
-    done, received = served.left()
-    assert done is not None
-    assert (done.outcome, list(done.rescheduled), received) == (BatchOutcome.HANDED_BACK, [2, 3], {1: 2})
-    assert microbatch.requeue() == []
-    held.go_on.set()
-    done, received = served.left()
-    assert done is not None
-    assert (done.outcome, list(done.rescheduled), received) == (BatchOutcome.ANSWERED, [2, 3], {2: 4})
-    assert served.model.ran == [[1], [2]]
+def test_batches_of_several_schedulers_do_not_share_a_message(served: Served) -> None:
+    served.submit(-1)
+    wait_until(lambda: served.instance.unstarted == 0)
+    served.submit(1, 2)
+    served.submit(3, 4, scheduler="other")
+    served.go()
+    for numbers in ((1, 2), (3, 4)):
+        run = served.model.runs.get(timeout=10)
+        run.end(2)
+        assert served.until(*numbers)[1] == {number: 2 * number for number in numbers}
 
 
-def test_other_batches_of_the_instance_are_not_requeued(served: Served):
-    served.model.acts[1] = held = Held()
-    first, second = served.submit(1, 2), served.submit(3, 4)
-    assert held.entered.wait(10)
-    assert len(first.requeue()) == 1
-    held.go_on.set()
-    assert [served.left()[1] for _ in range(3)] == [{}, {1: 2}, {3: 6, 4: 8}]
-    assert second.is_complete
+def test_an_unexpected_exception_ends_the_batches_that_have_not(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = served.started(1, 2, 3)
+    run.end()
+    assert served.until(1)[1] == {1: 2}
+    assert len(served.instance.withdraw()) == 1
 
+    def raise_error() -> Sequence[EndedRequest]:
+        raise RuntimeError("injected")
 
-def test_a_microbatch_that_did_not_start_ends_without_responses(served: Served):
-    served.model.acts[1] = held = Held()
-    served.submit(1)
-    assert held.entered.wait(10)
-    microbatch = served.submit(2, 3)
-    assert len(microbatch.requeue()) == 2
-    done, received = served.left()
-    assert done is not None
-    assert (done.outcome, list(done.rescheduled), received) == (BatchOutcome.ANSWERED, [0, 1], {})
-    held.go_on.set()
-    assert served.left()[1] == {1: 2}
-
-
-def test_responses_leave_while_later_parts_run(served: Served):
-    served.model.acts[3] = held = Held()
-    microbatch = served.submit(1, 2, 3, 4)
-    assert held.entered.wait(10)
-    microbatch.flush()
-    assert served.left() == (None, {1: 2, 2: 4})
-    assert not microbatch.is_complete
-    held.go_on.set()
-    assert served.left()[1] == {3: 6, 4: 8}
-
-
-def test_a_model_may_respond_after_it_has_returned(served: Served):
-    runs: list[Execution] = []
-
-    def later(execution: Execution) -> Any:
-        runs.append(execution)
-        return [None]
-
-    served.model.acts = {2: later, 4: later}
-    microbatch = served.submit(1, 2, 3, 4)
-    done, received = served.left()
-    assert done is not None
-    assert (done.outcome, received) == (BatchOutcome.RELEASED, {1: 2, 3: 6}), "the instance is free"
-    for run, answer in ((runs[1], 44.0), (runs[0], 22.0)):
-        run.respond(0, Result([Tensor.from_numpy("OUT", np.array([answer], np.float32), "FP32")]), True)
-    left = [served.left(), served.left()]
-    done = left[-1][0]
-    assert done is not None
-    assert (done.outcome, done.busy_us) == (BatchOutcome.ANSWERED, 0)
-    assert microbatch.is_complete
-
-
-def test_joined_responses_equal_responses_packed_together():
-    rows = [pack_response(number, [], {"received": "x" * number}) for number in range(300)]
-    joined = join_responses(9, [pack_responses(9, [row]) for row in rows])
-    assert unpack_responses(joined) == unpack_responses(pack_responses(9, rows))
-    with pytest.raises(ValueError, match="one response each"):
-        join_responses(9, [pack_responses(9, rows[:2])])
+    monkeypatch.setattr(run, "ended", raise_error)
+    run.end()
+    ends, received = served.until(2)
+    assert (type(ends[2]), received) == (BatchEnded, {2: "RuntimeError: injected"})

@@ -13,10 +13,10 @@ from weir.schemas.core.tensors import Tensor
 from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition, unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
 from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate
 
 READY = {"name": "READY", "control": [{"kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [False, True]}]}
 CONFIG = ModelConfig.model_validate(

@@ -15,9 +15,9 @@ from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import DATATYPES, Tensor
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, InstanceDied, ModelVersion, Result
-from weir.worker.execution.batch_execution import BatchUpdate
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.updates import BatchUpdate
 from weir.worker.execution.warmup import warm_up_samples
 
 Execute = Callable[[Sequence[InferRequest], Execution], Sequence[Result | None]]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, invalid, unavailable
 from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.messages import NotRunReason
 from weir.schemas.wire.registry import MAX_INSTANCES
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
 from weir.worker.devices.gpus import GpuMemory, WorkerDevices
@@ -232,7 +235,22 @@ def test_numbers_of_sequence_instances_are_unique(update: Update) -> None:
 def test_instances_without_sequences_are_numbered_from_zero(update: Update) -> None:
     two = update([{"count": 2}])
     assert (two.record.numbers, list(two.record.instance_numbers)) == ((), [0, 1])
-    assert [two.instance(number) for number in (0, 1, 2)] == [*two.instances, two.instances[0]]
+    assert [two.instance(number) for number in (-1, 0, 1, 2)] == [None, *two.instances, None]
+    two.unload()
+
+
+def test_what_keeps_an_instance_from_running_a_batch(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = update([{"count": 2}])
+    first, second = two.instances
+    assert [two.obstacle(instance) for instance in (first, second)] == [None, None]
+    two.model.health.down(first.key, "it has died")
+    assert [two.obstacle(instance) for instance in (first, second)] == [NotRunReason.DOWN, None]
+    calls = SimpleNamespace(has_open_calls=lambda key: key == second.key)
+    two.model = dataclasses.replace(two.model, calls=cast(Any, calls))
+    assert two.obstacle(second) is None, "its calls come from batches that it has run"
+    monkeypatch.setattr(type(second), "held", 1)
+    assert two.obstacle(second) is NotRunReason.CALLING
+    monkeypatch.undo()
     two.unload()
 
 
