@@ -38,8 +38,8 @@ from weir.schemas.wire.messages import (
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backends.registry import BackendRegistry
 from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import ModelEnvironment, ModelInstance
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.updates import BatchUpdate
 from weir.worker.lifecycle.loader import ModelLoader
 
@@ -188,7 +188,7 @@ class BackendRun:
             unended.add(number := next(self._numbers))
             messages.append(BatchMessage("test", number, self.config.name, self.version, 0, entries))
         for message in messages:
-            instance.submit(RunningBatch(message))
+            instance.submit(Batch(message))
         open_requests = set(received)
         while open_requests or unended:
             try:

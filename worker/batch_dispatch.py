@@ -1,7 +1,7 @@
 """`BatchDispatcher`: takes batches from the bus to instances, and what leaves the instances back to the bus.
 
 Runs in the event loop, except where it says otherwise; it never decodes a request. See `weir.worker.execution` for what
-happens to a batch between `RunningBatch` and `BatchUpdate`.
+happens to a batch between `Batch` and `BatchUpdate`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from weir.schemas.wire.messages import (
 )
 from weir.worker.direct_dispatch import DirectDispatcher
 from weir.worker.ensembles.instance import EnsembleInstance
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import ModelInstance
 from weir.worker.execution.remote_payloads import RemotePayloads
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.updates import MAX_HELD_S, BatchUpdate
 from weir.worker.lifecycle.loader import LoadResult
 from weir.worker.lifecycle.served_version import AnyInstance, ServedVersion
@@ -138,7 +138,7 @@ class BatchDispatcher:
         self._direct.serve(self.models)
         self._arenas: dict[str, AnyInstance] = {}
         # By (scheduler, batch id): added by the event loop, removed by the publishing threads.
-        self._held: dict[tuple[str, int], RunningBatch] = {}
+        self._held: dict[tuple[str, int], Batch] = {}
         self._watched: set[ModelInstance] = set()  # instances with batches that wait
         self._is_draining = False
         self._idle = asyncio.Event()
@@ -163,7 +163,7 @@ class BatchDispatcher:
         return sum(instance.slots_held for instance in list(self._arenas.values()))
 
     @property
-    def held(self) -> ValuesView[RunningBatch]:
+    def held(self) -> ValuesView[Batch]:
         """The batches that have not ended."""
         return self._held.values()
 
@@ -298,7 +298,7 @@ class BatchDispatcher:
         if self._remote is None or not self._remote.needs_fetch(batch):
             self._dispatch(batch, None, more_follow)
             return
-        running = self._held[batch.scheduler, batch.batch_id] = RunningBatch(batch, self._worker_id)
+        running = self._held[batch.scheduler, batch.batch_id] = Batch(batch, self._worker_id)
         result = self.models.get(batch.model)
         # An ensemble passes the references of its request on; the workers of its steps fetch the tensors.
         config = None if result is None else result.config
@@ -306,7 +306,7 @@ class BatchDispatcher:
         self._remote.fetch(running, with_tensors, partial(self._dispatch, batch, running))
 
     @contained(on_error="_dispatch_failed")
-    def _dispatch(self, batch: BatchMessage, fetched: RunningBatch | None = None, more_follow: bool = False) -> None:
+    def _dispatch(self, batch: BatchMessage, fetched: Batch | None = None, more_follow: bool = False) -> None:
         """Submits the batch to its instance. `fetched` is the batch with its remote payloads, if it waited for them."""
         newer_epoch = self._fence.newer_epoch(batch)
         if newer_epoch:
@@ -329,14 +329,14 @@ class BatchDispatcher:
             self._complete(batch.scheduler, BatchNotRun(batch.batch_id, NotRunReason.GONE))
             return
         if isinstance(instance, EnsembleInstance):
-            running = self._held[batch.scheduler, batch.batch_id] = fetched or RunningBatch(batch, self._worker_id)
+            running = self._held[batch.scheduler, batch.batch_id] = fetched or Batch(batch, self._worker_id)
             instance.submit(running)
             return
         reason = served.obstacle(instance)
         if reason is not None:
             self._complete(batch.scheduler, BatchNotRun(batch.batch_id, reason))
             return
-        running = self._held[batch.scheduler, batch.batch_id] = fetched or RunningBatch(batch, self._worker_id)
+        running = self._held[batch.scheduler, batch.batch_id] = fetched or Batch(batch, self._worker_id)
         instance.submit(running, more_follow)
         if instance.held > 1 and instance not in self._watched:
             self._watched.add(instance)
@@ -402,7 +402,7 @@ class BatchDispatcher:
                 self._cancel(running, gateway, keys)
 
     @contained()
-    def _cancel(self, running: RunningBatch, gateway: str, keys: Iterable[int]) -> None:
+    def _cancel(self, running: Batch, gateway: str, keys: Iterable[int]) -> None:
         running.cancel(gateway, keys)
 
     def _on_release(self, message: Message) -> None:

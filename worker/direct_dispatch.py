@@ -48,8 +48,8 @@ from weir.schemas.wire.messages import (
     DirectRuns,
 )
 from weir.telemetry.logs import log_request, logs_requests
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import ModelInstance
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.updates import BatchUpdate
 from weir.worker.lifecycle.loader import LoadResult
 from weir.worker.lifecycle.served_version import ServedVersion
@@ -104,9 +104,7 @@ class _DirectBatch:
 
     __slots__ = ("grant", "instance", "is_released", "requests", "running")
 
-    def __init__(
-        self, grant: _Grant, instance: ModelInstance, running: RunningBatch, requests: list[PendingRequest]
-    ) -> None:
+    def __init__(self, grant: _Grant, instance: ModelInstance, running: Batch, requests: list[PendingRequest]) -> None:
         self.grant = grant
         self.instance = instance
         self.running = running
@@ -274,7 +272,7 @@ class DirectDispatcher:
         ]
         batch_id = next(self._ids)
         message = BatchMessage(self._worker_id, batch_id, grant.queue, grant.version, 0, entries)
-        running = RunningBatch(message, self._worker_id)
+        running = Batch(message, self._worker_id)
         batch = _DirectBatch(grant, instance, running, [pending for pending, _ in requests])
         instance.submit(running)
         self._batches[batch_id] = batch

@@ -31,7 +31,7 @@ from weir.telemetry.instruments import Utilization
 from weir.worker.batch_dispatch import BatchDispatcher
 from weir.worker.cuda.pinned import PINNED
 from weir.worker.devices.metrics import DevicePoller
-from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.batch import Batch
 from weir.worker.lifecycle.loader import LoadResult
 from weir.worker.lifecycle.served_version import ServedVersion
 
@@ -46,14 +46,14 @@ class WorkerLoad:
     def __init__(self) -> None:
         self._utilization = Utilization()
 
-    def measure(self, now_us: int, models: Mapping[str, LoadResult], held: Iterable[RunningBatch]) -> None:
+    def measure(self, now_us: int, models: Mapping[str, LoadResult], held: Iterable[Batch]) -> None:
         """Updates the utilization; called about once a second."""
         versions = _versions(models)
         busy_us = sum(version.statistics.busy_ns for version in versions.values()) // 1000
         instances = sum(len(version.instances) for version in versions.values())
         self._utilization.update(now_us, busy_us, _busy(versions, held), instances)
 
-    def to_dict(self, models: Mapping[str, LoadResult], held: Iterable[RunningBatch]) -> dict[str, float]:
+    def to_dict(self, models: Mapping[str, LoadResult], held: Iterable[Batch]) -> dict[str, float]:
         """The fields of `WorkerLoadCounters`: instances and busy instances now, the utilization as last measured."""
         versions = _versions(models)
         return {
@@ -72,7 +72,7 @@ def _versions(models: Mapping[str, LoadResult]) -> dict[tuple[str, int], ServedV
     }
 
 
-def _busy(versions: Mapping[tuple[str, int], ServedVersion], held: Iterable[RunningBatch]) -> int:
+def _busy(versions: Mapping[tuple[str, int], ServedVersion], held: Iterable[Batch]) -> int:
     """How many instances have at least one batch."""
     messages = [one.message for one in list(held)]
     return len(

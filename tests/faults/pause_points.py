@@ -60,7 +60,7 @@ POINTS = {
     "published": PausePoint("gateway", "weir.calls.outbox:Outbox._on_publish_ack", is_after=True),
     "pulled": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._on_frame"),
     "batched": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._send"),
-    "received": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher._on_batch"),
+    "received": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher._on_batches"),
     "executing": PausePoint("worker", "weir.worker.execution.invocation:ModelInvoker.start"),
     "executed": PausePoint("worker", "weir.worker.execution.invocation:ModelInvoker.start", is_after=True),
     "answered": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher.publish"),

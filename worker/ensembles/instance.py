@@ -39,10 +39,10 @@ from weir.telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
 from weir.worker.backend_api.interface import ModelVersion, Result
 from weir.worker.ensembles.backend import EnsembleModel
 from weir.worker.ensembles.request import EnsembleContext, EnsembleRequest, StepLimiter
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.decoding import read_content
 from weir.worker.execution.instance import ModelEnvironment
 from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.shared_memory import SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
@@ -84,7 +84,7 @@ class EnsembleInstance:
         """The number of its payload slots that no gateway has released. Outputs of steps lie in slots of other workers."""
         return self.writer.slots_held
 
-    def submit(self, batch: RunningBatch) -> None:
+    def submit(self, batch: Batch) -> None:
         """Starts all requests of the batch."""
         before, self._unreleased = self._unreleased, _OpenBatch(self, batch)
         if before is not None:
@@ -151,7 +151,7 @@ class EnsembleInstance:
 class _OpenBatch:
     """A batch until its last response. The responses of one turn of the event loop are published together."""
 
-    def __init__(self, instance: EnsembleInstance, running: RunningBatch) -> None:
+    def __init__(self, instance: EnsembleInstance, running: Batch) -> None:
         self.instance = instance
         self.running = running
         self.run = f"{running.message.scheduler}.{running.message.batch_id}" if instance.plan.is_decoupled else ""

@@ -4,22 +4,21 @@
  weir.worker.batch_dispatch            instance.ModelInstance: one thread for each instance
  (event loop)                     batch_runner.BatchRunner: one batch after another
  ──────────────────────           ─────────────────────────────────────────────────────────────────────
- BatchMessage ──▶ RunningBatch ─▶ start:  decoding.decode_batch        requests, or errors of single entries
+ BatchMessage ──▶ Batch ────────▶ start:  decoding.decode_batch        requests, or errors of single entries
                       │                   sequences                    controls, states, padding
                       │ cancel            invocation.ModelInvoker      calls the backend's Instance with the
-                      ▼                                                requests and a BatchExecution
+                      ▼                                                requests and the batch
                   (any time)      finish: waits for a device, if one works on the batch
                                           response_writer              one message of responses a gateway
-                                          statistics.record_batch      counters
+                                          Batch.record                 counters
  bus  ◀── BatchUpdate ◀──────────
 ```
 
-Four types carry a batch through its life:
+Two types carry a batch through its life:
 
-- `RunningBatch`: the batch as it arrived; any thread may look whether a request was cancelled.
-- `BatchExecution`: what a backend gets together with the requests. A model that sends responses itself does so through it,
-  also after its `execute` has returned; then the batch is one of the instance's `StreamingBatches`.
-- `StartedBatch`: a batch between `BatchRunner.start` and `finish`. A device may work on it, while the next batch starts.
+- `Batch`: the message, and what becomes known of it; any thread may look whether a request was cancelled. It is also the
+  `Execution` that a backend gets together with the requests. A model that sends responses itself does so through it, also
+  after its `execute` has returned; then the batch is one of the instance's `StreamingBatches`.
 - `BatchUpdate`: what leaves the instance: responses, and completions for the scheduler. A batch has one update, or several
   if its model sends responses itself; `HeldUpdates` joins those of batches that ended in one turn.
 

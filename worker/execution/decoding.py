@@ -14,25 +14,25 @@ from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, check_string
 from weir.schemas.wire.messages import BatchEntry
 from weir.schemas.wire.request_body import body_ref, unpack_body, unpack_plain
 from weir.worker.backend_api.interface import DeviceLost, Result
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.batch_tensors import is_payload_stale
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.sequences import apply_position
 from weir.worker.execution.shared_memory import SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
 
 
 def decode_batch(
-    running: RunningBatch, reader: PayloadReader, shared_memory: SharedMemoryIO, statistics: ModelStatistics
+    running: Batch, reader: PayloadReader, shared_memory: SharedMemoryIO, statistics: ModelStatistics
 ) -> tuple[list[int], list[InferRequest], list[Result | None]]:
     """The positions of the requests that can run, these requests, and a result for each entry that can't (else None).
 
     Reads inputs that lie in memory shared with clients. Counts failures.
     """
-    decoder = _Decoder(running, reader, shared_memory, statistics)
     results: list[Result | None] = [None] * len(running.message.entries)
-    plain = decoder.decode_plain()
+    plain = _decode_plain(running)
     if plain is not None:
         return list(range(len(plain))), plain, results
+    decoder = _Decoder(running, reader, shared_memory, statistics)
     requests: list[InferRequest] = []
     positions: list[int] = []
     for position, entry in enumerate(running.message.entries):
@@ -45,26 +45,27 @@ def decode_batch(
     return positions, requests, results
 
 
+@contained()
+def _decode_plain(batch: Batch) -> list[InferRequest] | None:
+    """All requests of a batch in which each can run, and has all its content in its body, as most do; else None."""
+    message = batch.message
+    if batch.cancelled or batch.has_deadlines or batch.fetched or message.entries[-1].position is not None:
+        return None
+    return unpack_plain([entry.body for entry in message.entries], message.model, message.version)
+
+
 class _Decoder:
     """Decodes the entries of one batch."""
 
     __slots__ = ("_reader", "_running", "_shared_memory", "_statistics")
 
     def __init__(
-        self, running: RunningBatch, reader: PayloadReader, shared_memory: SharedMemoryIO, statistics: ModelStatistics
+        self, running: Batch, reader: PayloadReader, shared_memory: SharedMemoryIO, statistics: ModelStatistics
     ) -> None:
         self._running = running
         self._reader = reader
         self._shared_memory = shared_memory
         self._statistics = statistics
-
-    @contained()
-    def decode_plain(self) -> list[InferRequest] | None:
-        """All requests of a batch in which each can run, and has all its content in its body, as most do; else None."""
-        running, batch = self._running, self._running.message
-        if running.cancelled or running.has_deadlines or running.fetched or batch.entries[-1].position is not None:
-            return None
-        return unpack_plain([entry.body for entry in batch.entries], batch.model, batch.version)
 
     @contained(on_error="_failed", passes=(DeviceLost,))
     def decode(self, position: int, entry: BatchEntry) -> InferRequest | Result:
@@ -113,7 +114,7 @@ def _has_content(request: InferRequest) -> bool:
     return not any([output.region is not None for output in request.outputs])  # noqa: C419 - faster than a generator
 
 
-def read_content(ref: PayloadRef, running: RunningBatch, reader: PayloadReader) -> memoryview | bytes:
+def read_content(ref: PayloadRef, running: Batch, reader: PayloadReader) -> memoryview | bytes:
     """The bytes behind a reference in a batch, from this host or as fetched. Raises StalePayload, ValueError."""
     outcome = running.fetched.get(ref) if running.fetched else None
     return reader.view(ref) if outcome is None else _content(outcome)

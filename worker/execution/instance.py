@@ -32,16 +32,16 @@ from weir.worker.backend_api.interface import (
 )
 from weir.worker.devices.gpus import CPU_ONLY, GpuMemory, WorkerDevices
 from weir.worker.devices.host_policy import NO_POLICIES, UNBOUND, HostPolicies
-from weir.worker.execution.batch_execution import InstanceContext, StreamingBatches
-from weir.worker.execution.batch_runner import BatchRunner, StartedBatch
+from weir.worker.execution.batch import Batch
+from weir.worker.execution.batch_runner import BatchRunner
 from weir.worker.execution.batch_tensors import Reshaper
 from weir.worker.execution.microbatch import Microbatch
 from weir.worker.execution.rate_limiter import InstancePermit, RateLimiterPermits
 from weir.worker.execution.response_writer import ResponseWriter
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.sequences import ImplicitStates, StateDeclarations
 from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
+from weir.worker.execution.streaming import InstanceContext, StreamingBatches
 from weir.worker.execution.updates import BatchUpdate, HeldUpdates
 from weir.worker.execution.warmup import WarmUp, WarmUpSample
 
@@ -137,7 +137,7 @@ class Pace:
         return self._fast >= FAST_BATCHES and size_bytes <= self._fast_bytes
 
 
-def _inline_bytes(batch: RunningBatch) -> int:
+def _inline_bytes(batch: Batch) -> int:
     """The size of the bodies of a batch; beyond all bounds where content lies in shared memory."""
     size_bytes = 0
     for entry in batch.message.entries:
@@ -235,7 +235,7 @@ class ModelInstance:
             self._thread.join()
             raise error
 
-    def submit(self, batch: RunningBatch, more_follow: bool = False) -> None:
+    def submit(self, batch: Batch, more_follow: bool = False) -> None:
         """Runs the batch after those submitted before: in the instance's thread, or at once if it takes no time.
 
         Waking the thread costs more than a small model, and nothing waits for the event loop that long. If `more_follow`,
@@ -280,7 +280,7 @@ class ModelInstance:
         """The batches that were submitted and have not left the instance. For the event loop."""
         return self._submitted - self._left
 
-    def withdraw(self) -> list[RunningBatch]:
+    def withdraw(self) -> list[Batch]:
         """Removes the batches that have not started; returns them. For the event loop."""
         microbatch = self._microbatch
         withdrawn = [] if microbatch is None else list(microbatch.withdraw())
@@ -344,12 +344,12 @@ class ModelInstance:
             logger.exception("%s: closing the instance failed", self._device.name)
 
     def _take_batches(self, instance: Instance) -> None:
-        on_device: StartedBatch | None = None
+        on_device: Batch | None = None
         batch: Any = None
         try:
             while batch is not _STOP:
                 batch = self._next(is_busy=on_device is not None)
-                started: StartedBatch | BatchUpdate | None = None
+                started: Batch | BatchUpdate | None = None
                 if batch is not None and batch is not _STOP:
                     if self._microbatches is not None and len(together := self._taken_with(batch)) > 1:
                         self._updates.flush()
@@ -364,7 +364,7 @@ class ModelInstance:
                     self._updates.flush()  # which would wait for the device otherwise
                     self._leave(self._finish(instance, on_device))
                     on_device = None
-                if isinstance(started, StartedBatch):
+                if isinstance(started, Batch):
                     if started.is_on_device:
                         on_device = started
                         continue
@@ -375,7 +375,7 @@ class ModelInstance:
             self._updates.flush()
             self._leave_rate_limiter()
 
-    def _taken_with(self, batch: RunningBatch) -> list[RunningBatch]:
+    def _taken_with(self, batch: Batch) -> list[Batch]:
         """The batch, and those that have arrived behind it and may go to the process of the instance with it."""
         together, scheduler = [batch], batch.message.scheduler
         size_bytes = len(batch.message.entries[0].body)
@@ -465,7 +465,7 @@ class ModelInstance:
         finally:
             runner.statistics, runner.streaming = usual
 
-    def _run_with_permit(self, instance: Instance, batch: RunningBatch) -> BatchUpdate | None:
+    def _run_with_permit(self, instance: Instance, batch: Batch) -> BatchUpdate | None:
         if self._permit is None:
             return self._run_batch(instance, batch)
         self._permit.acquire()
@@ -478,67 +478,56 @@ class ModelInstance:
         if self._permit is not None:
             self._permit.leave()
 
-    def _run_batch(self, instance: Instance, batch: RunningBatch) -> BatchUpdate | None:
+    def _run_batch(self, instance: Instance, batch: Batch) -> BatchUpdate | None:
         """The end of the batch, or None if its responses are, or will be, published one by one."""
         started = self._start(instance, batch)
-        return self._finish(instance, started) if isinstance(started, StartedBatch) else started
+        return self._finish(instance, started) if isinstance(started, Batch) else started
 
-    def _run_microbatch(self, instance: MicrobatchInstance, batches: Sequence[RunningBatch]) -> None:
-        left = {batch.message.batch_id: batch for batch in batches}
-
-        def publish(update: BatchUpdate) -> None:
-            for completion in update.completions:
-                left.pop(completion.batch_id, None)
-            self._progress_s = time.monotonic()
-            self._publish(update)
-
-        def has_begun(microbatch: Microbatch) -> None:
-            self._microbatch = microbatch
-
-        error: BaseException | None = None
+    def _run_microbatch(self, instance: MicrobatchInstance, batches: Sequence[Batch]) -> None:
+        microbatch = self._microbatch = Microbatch(self._runner.reader)
+        left = dict.fromkeys(batches)
         try:
-            self._runner.run_microbatch(instance, batches, has_begun, publish)
-        except BaseException as failure:  # noqa: BLE001 - logged and reported below
-            error = failure
-        microbatch, self._microbatch = self._microbatch, None
-        elsewhere = () if microbatch is None else microbatch.ended_elsewhere()
-        if error is not None:
-            for batch in left.values():
-                if batch not in elsewhere:
-                    self._publish(self._failed(batch, error))
-        self._left += len(batches) - (0 if microbatch is None else len(microbatch.withdrawn))
-        self._progress_s = time.monotonic()
+            for ended in self._runner.run_microbatch(instance, batches, microbatch):
+                for batch, update in ended:
+                    del left[batch]
+                    self._leave(update, holds=True)
+                self._updates.flush()
+        except BaseException as error:  # noqa: BLE001 - logged and reported there
+            for batch in [batch for batch in left if batch not in microbatch.withdrawn]:
+                self._leave(self._failed(batch, error))
+        self._microbatch = None
 
-    def _start(self, instance: Instance, batch: RunningBatch) -> StartedBatch | BatchUpdate | None:
+    def _start(self, instance: Instance, batch: Batch) -> Batch | BatchUpdate | None:
+        """The batch, if it has started; else its end, or None if nothing is reported of it."""
         if self._device_lost is not None and self._device_lost.is_set():
             return None
         try:
-            return self._runner.start(instance, batch)
+            return self._runner.start(instance, batch) or batch
         except DeviceLost as loss:
             self._device_failed(loss)
             return None
         except BaseException as error:  # noqa: BLE001 - logged and reported there
             return self._failed(batch, error)
 
-    def _finish(self, instance: Instance, started: StartedBatch) -> BatchUpdate | None:
+    def _finish(self, instance: Instance, batch: Batch) -> BatchUpdate | None:
         try:
-            return self._runner.finish(instance, started)
+            return self._runner.finish(instance, batch)
         except DeviceLost as loss:
             self._device_failed(loss)
             return None
         except BaseException as error:  # noqa: BLE001 - logged and reported there
-            return self._failed(started.running, error)
+            return self._failed(batch, error)
 
-    def _failed(self, batch: RunningBatch, error: BaseException) -> BatchUpdate:
+    def _failed(self, batch: Batch, error: BaseException) -> BatchUpdate:
         # The thread must survive every error: nothing would restart it.
         logger.exception("%s: a batch could not be run", self._device.name, exc_info=error)
         return self._failure(batch, error)
 
     @contained(on_error="_failure_failed")
-    def _failure(self, batch: RunningBatch, error: BaseException) -> BatchUpdate:
+    def _failure(self, batch: Batch, error: BaseException) -> BatchUpdate:
         return self._runner.failed(batch, error)
 
-    def _failure_failed(self, _second: Exception, batch: RunningBatch, _error: BaseException) -> BatchUpdate:
+    def _failure_failed(self, _second: Exception, batch: Batch, _error: BaseException) -> BatchUpdate:
         return _lost_update(batch.message.scheduler, batch.message.batch_id)
 
     def _device_failed(self, loss: DeviceLost) -> None:

@@ -20,7 +20,7 @@ from weir.schemas.core.errors import WeirError
 from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.messages import NO_REPLY, BatchMessage
 from weir.schemas.wire.request_body import body_ref, unpack_body
-from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.batch import Batch
 
 _MAX_GATEWAYS = 4096
 
@@ -49,7 +49,7 @@ class RemotePayloads:
                 return True
         return bool(self._waiting) and _instance_key(batch) in self._waiting
 
-    def fetch(self, running: RunningBatch, with_tensors: bool, then: Callable[[], None]) -> None:
+    def fetch(self, running: Batch, with_tensors: bool, then: Callable[[], None]) -> None:
         """Calls `then`, at once or later, when `running.fetched` has all payloads of the batch from other hosts.
 
         Without `with_tensors` only request bodies are fetched.
@@ -83,9 +83,7 @@ class RemotePayloads:
 class _WaitingBatch:
     """One batch and the payloads that it waits for."""
 
-    def __init__(
-        self, fetcher: PayloadFetcher, running: RunningBatch, with_tensors: bool, then: Callable[[], None]
-    ) -> None:
+    def __init__(self, fetcher: PayloadFetcher, running: Batch, with_tensors: bool, then: Callable[[], None]) -> None:
         self.then = then
         self._fetcher = fetcher
         self._running = running

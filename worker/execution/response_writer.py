@@ -21,15 +21,16 @@ READERS_TIMEOUT_S = 2.0
 
 def pack_by_gateway(version: int, rows: Mapping[str, Sequence[tuple[Any, ...]]]) -> list[tuple[str, bytes]]:
     """The messages with the rows of each gateway: one, or several where one would be larger than the broker takes."""
-    return [(gateway, message) for gateway, of in rows.items() for message in _messages(version, of)]
-
-
-def _messages(version: int, rows: Sequence[tuple[Any, ...]]) -> list[bytes]:
-    message = pack_rows(version, rows)
-    if len(message) <= process_reach().message_bytes or len(rows) == 1:
-        return [message]
-    middle = len(rows) // 2
-    return _messages(version, rows[:middle]) + _messages(version, rows[middle:])
+    messages: list[tuple[str, bytes]] = []
+    for gateway, of in rows.items():
+        message = pack_rows(version, of)
+        if len(message) <= process_reach().message_bytes or len(of) == 1:
+            messages.append((gateway, message))
+        else:
+            middle = len(of) // 2
+            messages += pack_by_gateway(version, {gateway: of[:middle]})
+            messages += pack_by_gateway(version, {gateway: of[middle:]})
+    return messages
 
 
 def pack_rows(version: int, rows: Sequence[tuple[Any, ...]]) -> bytes:

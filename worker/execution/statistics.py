@@ -21,8 +21,6 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.wire.statistics import FAILURE_REASONS
 from weir.telemetry.instruments import BoundedHistogram, DurationHistogram, RecentDurations
 from weir.telemetry.metrics_config import MetricsConfig
-from weir.worker.backend_api.interface import Execution, Result
-from weir.worker.execution.running_batch import RunningBatch
 
 FIRST_RESPONSE_FAMILY = "nv_inference_first_response_histogram_ms"
 FIRST_RESPONSE_BOUNDS_MS = (100.0, 500.0, 2000.0, 5000.0)
@@ -107,32 +105,18 @@ class Durations:
         self.ns += ns
 
 
-@dataclass(slots=True)
-class SingleRuns:
-    """Sums over requests that ran one by one: their number, their rows, and how long they took."""
+class BatchRun(NamedTuple):
+    """A run of a batch of so many rows: its phases, input, infer and output, and how long it took with all of them.
 
-    count: int = 0
-    rows: int = 0
-    queue_ns: int = 0
-    staged_ns: int = 0
-    input_ns: int = 0
-    infer_ns: int = 0
-    output_ns: int = 0
+    It kept its instance busy for `busy_ns`, since another batch may have done so for a part of the time; before that its
+    requests had waited at the instance for `waited_ns`.
+    """
 
-    @property
-    def busy_ns(self) -> int:
-        """How long they kept the instance busy."""
-        return self.input_ns + self.infer_ns + self.output_ns
-
-    def add(self, rows: int, queue_ns: int, staged_ns: int, phases_ns: tuple[int, int, int]) -> None:
-        """Adds one request."""
-        self.count += 1
-        self.rows += rows
-        self.queue_ns += queue_ns
-        self.staged_ns += staged_ns
-        self.input_ns += phases_ns[0]
-        self.infer_ns += phases_ns[1]
-        self.output_ns += phases_ns[2]
+    rows: int
+    phases_ns: tuple[int, int, int]
+    busy_ns: int
+    waited_ns: int
+    duration_ns: int
 
 
 @dataclass(slots=True)
@@ -158,6 +142,18 @@ class ModelStatistics:
     gpu_memory: dict[int, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def record_batch(self, run: BatchRun, succeeded_rows: int, queues_ns: Sequence[int]) -> None:
+        """Adds a run, whose requests with these queue times have succeeded, with `succeeded_rows` rows together."""
+        with self._lock:
+            self._add_requests(
+                len(queues_ns), succeeded_rows, sum(queues_ns), run.phases_ns, run.waited_ns * len(queues_ns)
+            )
+            self.latency.add_all(queues_ns, run.duration_ns)
+            self._add_execution(run.rows, run.phases_ns, time.time_ns() // 1_000_000, run.busy_ns)
+        if self.latencies is not None:
+            self.latencies.observe(queues_ns, run.phases_ns)
+            self.latencies.observe_first_responses(queue_ns + run.duration_ns for queue_ns in queues_ns)
+
     def record_requests(
         self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], staged_ns: int = 0
     ) -> None:
@@ -165,60 +161,42 @@ class ModelStatistics:
 
         `queue_ns` is the sum of their queue times, of which they spent `staged_ns` at their instance.
         """
-        input_ns, infer_ns, output_ns = phases_ns
         with self._lock:
-            self.success.add(requests, queue_ns + sum(phases_ns) * requests)
-            self.staged_ns += staged_ns
-            self.queue.add(requests, queue_ns)
-            self.compute_input.add(requests, input_ns * requests)
-            self.compute_infer.add(requests, infer_ns * requests)
-            self.compute_output.add(requests, output_ns * requests)
-            self.inference_count += batch_size
+            self._add_requests(requests, batch_size, queue_ns, phases_ns, staged_ns)
+
+    def _add_requests(
+        self, requests: int, batch_size: int, queue_ns: int, phases_ns: tuple[int, int, int], staged_ns: int
+    ) -> None:
+        input_ns, infer_ns, output_ns = phases_ns
+        self.success.add(requests, queue_ns + (input_ns + infer_ns + output_ns) * requests)
+        self.staged_ns += staged_ns
+        self.queue.add(requests, queue_ns)
+        self.compute_input.add(requests, input_ns * requests)
+        self.compute_infer.add(requests, infer_ns * requests)
+        self.compute_output.add(requests, output_ns * requests)
+        self.inference_count += batch_size
 
     def record_latency(self, queues_ns: Iterable[int], busy_ns: int) -> None:
         """Adds requests that succeeded, by their queue times; each then took `busy_ns`."""
         with self._lock:
             self.latency.add_all(queues_ns, busy_ns)
 
-    def record_execution(
-        self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int, busy_ns: int | None = None
-    ) -> None:
-        """Adds a run of `executed_rows` rows, whatever the outcomes of its requests.
-
-        `busy_ns` is the part of its time in which no other run kept the instance busy; by default all of it.
-        """
+    def record_execution(self, executed_rows: int, phases_ns: tuple[int, int, int], now_ms: int) -> None:
+        """Adds a run of `executed_rows` rows, whatever the outcomes of its requests."""
         with self._lock:
-            self.execution_count += 1
-            self.last_inference_ms = now_ms
-            self.busy_ns += sum(phases_ns) if busy_ns is None else busy_ns
-            row = self.batches.get(executed_rows)
-            if row is None:
-                row = self.batches[executed_rows] = [0, 0, 0, 0]
-            row[0] += 1
-            row[1] += phases_ns[0]
-            row[2] += phases_ns[1]
-            row[3] += phases_ns[2]
+            self._add_execution(executed_rows, phases_ns, now_ms, sum(phases_ns))
 
-    def record_single_runs(self, succeeded: SingleRuns, runs: Mapping[int, SingleRuns], now_ms: int) -> None:
-        """Adds the runs of requests that ran one by one, by their rows, and which of the requests `succeeded`."""
-        requests = succeeded.count
-        with self._lock:
-            self.success.add(requests, succeeded.queue_ns + succeeded.busy_ns)
-            self.staged_ns += succeeded.staged_ns
-            self.queue.add(requests, succeeded.queue_ns)
-            self.compute_input.add(requests, succeeded.input_ns)
-            self.compute_infer.add(requests, succeeded.infer_ns)
-            self.compute_output.add(requests, succeeded.output_ns)
-            self.inference_count += succeeded.rows
-            self.last_inference_ms = now_ms
-            for rows, run in runs.items():
-                self.execution_count += run.count
-                self.busy_ns += run.busy_ns
-                row = self.batches.setdefault(rows, [0, 0, 0, 0])
-                row[0] += run.count
-                row[1] += run.input_ns
-                row[2] += run.infer_ns
-                row[3] += run.output_ns
+    def _add_execution(self, rows: int, phases_ns: tuple[int, int, int], now_ms: int, busy_ns: int) -> None:
+        self.execution_count += 1
+        self.last_inference_ms = now_ms
+        self.busy_ns += busy_ns
+        row = self.batches.get(rows)
+        if row is None:
+            row = self.batches[rows] = [0, 0, 0, 0]
+        row[0] += 1
+        row[1] += phases_ns[0]
+        row[2] += phases_ns[1]
+        row[3] += phases_ns[2]
 
     def record_response(self, index: int, outcome: str, compute_infer_ns: int, compute_output_ns: int) -> None:
         """Adds the response number `index` of a decoupled model to a request, or its end without a response.
@@ -275,54 +253,3 @@ def _response_row(row: dict[str, Durations]) -> dict[str, list[int]]:
         name: [row[name].count, row[name].ns] if name in row else [0, 0]
         for name in ("compute_infer", "compute_output", *RESPONSE_OUTCOMES)
     }
-
-
-class BatchRun(NamedTuple):
-    """One run of a batch that ended at `end_ns`: the requests at these `positions`, their rows (`sizes`) and `outcomes`.
-
-    `busy_ns` is how long it kept its instance busy, if part of the time another batch did; else None.
-    """
-
-    running: RunningBatch
-    execution: Execution
-    positions: Sequence[int]
-    sizes: Sequence[int]
-    outcomes: Sequence[Result | None]
-    end_ns: int
-    busy_ns: int | None = None
-
-
-def record_batch(statistics: ModelStatistics, run: BatchRun) -> None:
-    """Counts a run of a batch and its requests.
-
-    The run counts with all its rows, whatever their outcomes are. A request counts as succeeded, failed (BACKEND) or
-    cancelled. As in Triton, an error response that the model made counts as a success.
-    """
-    running, execution, positions, sizes, outcomes, end_ns, busy_ns = run
-    if not positions:
-        return
-    entries, cancelled = running.message.entries, running.cancelled
-    start_ns, input_end_ns, infer_end_ns = execution.start_ns, execution.input_end_ns, execution.infer_end_ns
-    if infer_end_ns < input_end_ns:
-        infer_end_ns = end_ns  # the run failed
-    waited_ns = start_ns - running.received_ns
-    queues_ns = [entries[position].queued_us * 1000 + waited_ns for position in positions]
-    executed_rows = succeeded_rows = sum(sizes)
-    failed = {
-        at: "CANCELED" if position in cancelled else "BACKEND"
-        for at, (position, outcome) in enumerate(zip(positions, outcomes, strict=True))
-        if position in cancelled or (outcome is not None and outcome.error and not outcome.is_model_response)
-    }
-    if failed:
-        for at, reason in failed.items():
-            statistics.record_failures(1, reason, queues_ns[at] + end_ns - start_ns)
-            succeeded_rows -= sizes[at]
-        queues_ns = [queue_ns for at, queue_ns in enumerate(queues_ns) if at not in failed]
-    phases_ns = (input_end_ns - start_ns, infer_end_ns - input_end_ns, end_ns - infer_end_ns)
-    succeeded = len(queues_ns)
-    statistics.record_requests(succeeded, succeeded_rows, sum(queues_ns), phases_ns, waited_ns * succeeded)
-    statistics.record_latency(queues_ns, end_ns - start_ns)
-    statistics.record_execution(executed_rows, phases_ns, time.time_ns() // 1_000_000, busy_ns)
-    if statistics.latencies is not None:
-        statistics.latencies.observe(queues_ns, phases_ns)
-        statistics.latencies.observe_first_responses(queue_ns + end_ns - start_ns for queue_ns in queues_ns)

@@ -34,7 +34,7 @@ from weir.worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.updates import BatchUpdate
 
 logger = logging.getLogger("weir.worker")
@@ -45,7 +45,7 @@ FOLDER = "warmup"
 RESPONSES_TIMEOUT_S = 120.0
 """How long a sample's last responses may take once the model's `execute` has returned."""
 
-RunBatch = Callable[[Instance, RunningBatch], BatchUpdate | None]
+RunBatch = Callable[[Instance, Batch], BatchUpdate | None]
 """Runs a batch; returns None if its end is published later."""
 
 
@@ -154,7 +154,7 @@ class WarmUp:
 
     def _run_once(self, observed: _ObservedInstance, run_batch: RunBatch, message: BatchMessage) -> None:
         observed.has_run = False
-        update = run_batch(observed, RunningBatch(message))
+        update = run_batch(observed, Batch(message))
         if not observed.has_run:
             self.failures.append("it could not be run")  # the log has the reason
             return

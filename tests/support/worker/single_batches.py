@@ -18,7 +18,7 @@ from weir.schemas.wire.messages import (
     unpack_responses,
 )
 from weir.schemas.wire.request_body import pack_body
-from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.updates import BatchUpdate
 
 CONFIG = ModelConfig.model_validate(
@@ -31,11 +31,11 @@ CONFIG = ModelConfig.model_validate(
 )
 
 
-def batch_of(number: int, gateway: str = "gateway", deadline_ms: int = 0, scheduler: str = "scheduler") -> RunningBatch:
+def batch_of(number: int, gateway: str = "gateway", deadline_ms: int = 0, scheduler: str = "scheduler") -> Batch:
     """A batch with one request, for version 1 of model `m`; `number` is its id, its request's key and its input."""
     tensor = Tensor.from_numpy("IN", np.array([number], np.float32), "FP32")
     entry = BatchEntry(gateway, number, 5, pack_body(InferRequest("m", inputs=[tensor])), deadline_ms)
-    return RunningBatch(BatchMessage(scheduler, number, "m", 1, 0, [entry]))
+    return Batch(BatchMessage(scheduler, number, "m", 1, 0, [entry]))
 
 
 class Ends:

@@ -33,8 +33,8 @@ from weir.schemas.wire.messages import (
 )
 from weir.worker import batch_dispatch
 from weir.worker.batch_dispatch import BatchDispatcher, OwnershipFence
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import ModelInstance
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.updates import BatchUpdate
 
 
@@ -42,7 +42,7 @@ class FakeInstance:
     """Keeps batches and released slots."""
 
     def __init__(self) -> None:
-        self.submitted: list[RunningBatch] = []
+        self.submitted: list[Batch] = []
         self.released: list[int] = []
         self.arena_name = "arena"
         self.slots_held = 3
@@ -51,7 +51,7 @@ class FakeInstance:
     def held(self) -> int:
         return 0
 
-    def submit(self, batch: RunningBatch, more_follow: bool = False) -> None:
+    def submit(self, batch: Batch, more_follow: bool = False) -> None:
         self.submitted.append(batch)
 
     def release(self, _segment: str, slot: int, _generation: int) -> None:
@@ -316,7 +316,7 @@ class WaitingInstance(ModelInstance):
     def __init__(self) -> None:
         self.key = "m_0_0"
         self.arena_name = "arena"
-        self.submitted: list[RunningBatch] = []
+        self.submitted: list[Batch] = []
         self.seconds = 0.0
         self.flushed = 0
         self.held_flushes = 0
@@ -335,7 +335,7 @@ class WaitingInstance(ModelInstance):
     def stuck_s(self) -> float:
         return self.seconds
 
-    def submit(self, batch: RunningBatch, more_follow: bool = False) -> None:
+    def submit(self, batch: Batch, more_follow: bool = False) -> None:
         self.submitted.append(batch)
 
     def flush(self) -> None:
@@ -344,7 +344,7 @@ class WaitingInstance(ModelInstance):
     def flush_held(self) -> None:
         self.held_flushes += 1
 
-    def withdraw(self) -> list[RunningBatch]:
+    def withdraw(self) -> list[Batch]:
         withdrawn, self.submitted = self.submitted[1:], self.submitted[:1]
         return withdrawn
 

@@ -24,8 +24,8 @@ from weir.schemas.wire.messages import (
 )
 from weir.worker import direct_dispatch
 from weir.worker.direct_dispatch import MAX_AHEAD_US, SLOW_US, DirectDispatcher
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import ModelInstance
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.updates import BatchUpdate
 
 
@@ -33,7 +33,7 @@ class FakeInstance(ModelInstance):
     """Keeps batches until a test ends them; `of_scheduler` counts batches of a scheduler that it holds."""
 
     def __init__(self) -> None:
-        self.submitted: list[RunningBatch] = []
+        self.submitted: list[Batch] = []
         self.ended = 0
         self.of_scheduler = 0
         self.runs_directly = True
@@ -42,7 +42,7 @@ class FakeInstance(ModelInstance):
     def held(self) -> int:
         return len(self.submitted) - self.ended + self.of_scheduler
 
-    def submit(self, batch: RunningBatch) -> None:
+    def submit(self, batch: Batch) -> None:
         self.submitted.append(batch)
 
 
@@ -317,7 +317,7 @@ async def test_a_lost_response_before_the_end_of_a_batch_sends_its_request_to_th
 async def test_requests_that_can_not_be_started_go_to_the_scheduler(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_batch: RunningBatch) -> None:
+    def fail(_batch: Batch) -> None:
         raise RuntimeError("injected")
 
     monkeypatch.setattr(worker.instances[0], "submit", fail)

@@ -21,17 +21,17 @@ from weir.schemas.wire.messages import (
     StartedSequence,
 )
 from weir.worker import sequence_reports
-from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.batch import Batch
 from weir.worker.sequence_reports import SequenceReporter, SequenceRoll
 
 REPLY = f"{subjects.sequence_reports('scheduler')}.1"
 
 
-def batch(*rows: tuple[int | str, int], model: str = "m", version: int = 1, number: int = 0) -> RunningBatch:
+def batch(*rows: tuple[int | str, int], model: str = "m", version: int = 1, number: int = 0) -> Batch:
     """A batch of requests of sequences, each with its correlation id and flags; `number` ran before each of them."""
     places = [SequencePosition(slot, number, False, 1, flags) for slot, (_, flags) in enumerate(rows)]
     entries = [BatchEntry("gateway", key, 0, b"", 0, place) for key, place in enumerate(places)]
-    running = RunningBatch(BatchMessage("scheduler", 1, model, version, 0, entries))
+    running = Batch(BatchMessage("scheduler", 1, model, version, 0, entries))
     running.sequence_ids = {position: id for position, (id, _) in enumerate(rows)}
     return running
 

@@ -41,8 +41,8 @@ from weir.worker.backends.custom import CheckedInstance
 from weir.worker.cuda.device_instance import DeviceInstance
 from weir.worker.cuda.ipc_memory import IpcAllocation, pinned_array
 from weir.worker.devices.cuda_shared_memory import CudaRegions, MappedRegion
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.invocation import ModelInvoker
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 
 GATEWAY = new_id("gateway")
@@ -329,7 +329,7 @@ def test_a_whole_batch_of_an_instance_stays_on_the_gpu_and_ends_its_use_of_the_r
     )
     requests = [reading(CudaRegionRef(given, 0, 4 * at, 4), 1, CudaRegionRef(taken, 0, 8 * at, 8)) for at in range(2)]
     entries = [BatchEntry(GATEWAY, at, 5, pack_body(request), 0) for at, request in enumerate(requests)]
-    served.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
+    served.instance.submit(Batch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     update = served.published.get(timeout=10)
     (completion,) = update.completions
     assert type(completion) is BatchEnded

@@ -26,8 +26,8 @@ from weir.worker.backend_api.interface import ModelVersion
 from weir.worker.ensembles.backend import EnsembleModel
 from weir.worker.ensembles.instance import EnsembleInstance
 from weir.worker.ensembles.run import EnsemblePlan
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import ModelEnvironment
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
 
@@ -48,10 +48,10 @@ class Coordinator:
             ModelEnvironment(arena_prefix="worker-test-ensembles", on_update=self.published.append),
         )
 
-    def submit(self, number: int, *outputs: RequestedOutput) -> RunningBatch:
+    def submit(self, number: int, *outputs: RequestedOutput) -> Batch:
         body = pack_body(InferRequest("e", inputs=[Tensor("IN", "FP32", [1], bytes(4))], outputs=list(outputs)))
         entries = [BatchEntry(new_id("gateway"), number, 0, body)]
-        batch = RunningBatch(BatchMessage("s", number, "e", 1, 0, entries))
+        batch = Batch(BatchMessage("s", number, "e", 1, 0, entries))
         self.instance.submit(batch)
         return batch
 

@@ -25,8 +25,8 @@ from weir.schemas.wire.messages import (
 )
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
 
@@ -71,10 +71,10 @@ class Scripted:
         )
         self.instance.start()
 
-    def submit(self, *keys: int) -> RunningBatch:
+    def submit(self, *keys: int) -> Batch:
         body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")]))
         entries = [BatchEntry(f"gateway{key % 2}", key, 5, body) for key in keys]
-        batch = RunningBatch(BatchMessage("scheduler", keys[0], "m", 1, 0, entries))
+        batch = Batch(BatchMessage("scheduler", keys[0], "m", 1, 0, entries))
         self.instance.submit(batch)
         return batch
 
@@ -257,7 +257,7 @@ def test_late_requests_do_not_run_or_are_cancelled(model: Scripted) -> None:
         return [number(5)] * len(requests)
 
     model.execute = execute
-    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
+    model.instance.submit(Batch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     outcome, received = model.left()
     assert outcome == BatchEnded
     assert received == [(1, "Request timeout expired", True), (2, 5, True), (3, 5, True)]

@@ -25,7 +25,7 @@ from weir.schemas.wire.messages import (
     unpack_responses,
 )
 from weir.schemas.wire.request_body import pack_body
-from weir.worker.execution.running_batch import RunningBatch
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.shared_memory import SharedMemoryIO
 from weir.worker.execution.updates import BatchUpdate
 from weir.worker.python_stub._weir_channel import Kind
@@ -53,7 +53,7 @@ def responses_of(update: BatchUpdate) -> dict[int, str | int]:
 
 
 def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "weir.worker.execution.decoding:_Decoder.decode_plain", lambda _self: True)
+    fail_for(monkeypatch, "weir.worker.execution.decoding:_decode_plain", lambda _batch: True)
     fail_for(
         monkeypatch, "weir.worker.execution.decoding:_Decoder.decode", lambda _self, position, _entry: position == 1
     )
@@ -80,7 +80,7 @@ def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.Mo
         output = RequestedOutput("N", region=RegionRef("of-the-client", 1, 0, 8) if key == 2 else None)
         body = pack_body(InferRequest("m", inputs=[Tensor("A", "INT8", [1, 1], b"\1")], outputs=[output]))
         entries.append(BatchEntry("gateway", key, 5, body))
-    model.instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
+    model.instance.submit(Batch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     answers = responses_of(model.published.get(timeout=10))
     assert answers == {1: 5, 2: "the response can't be sent: RuntimeError: injected", 3: 5}
 
@@ -152,7 +152,7 @@ def test_a_stream_that_fails_does_not_affect_others(streaming: Scripted) -> None
 
 @pytest.mark.parametrize("method", ["_timestamps", "_count_end", "_count_execution", "_count_stream_response"])
 def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    fail_for(monkeypatch, f"weir.worker.execution.batch_execution:BatchExecution.{method}")
+    fail_for(monkeypatch, f"weir.worker.execution.batch:Batch.{method}")
     streaming.submit(1)
     execution = streaming.executions.get()
     streaming.left()

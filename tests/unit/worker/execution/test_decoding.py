@@ -13,8 +13,8 @@ from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
 from weir.schemas.wire.messages import BatchEntry, BatchMessage
 from weir.schemas.wire.request_body import pack_body, pack_body_ref, unpack_body, unpack_plain
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.decoding import decode_batch
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
 
@@ -22,12 +22,12 @@ LONG = MAX_WALKED_BYTES // 4 + 1
 WHERE = "inference input 'IN' for model 'm'"
 
 
-def running(*contents: tuple[list[int], bytes]) -> RunningBatch:
+def running(*contents: tuple[list[int], bytes]) -> Batch:
     bodies = [pack_body(InferRequest("m", inputs=[Tensor("IN", "BYTES", *content)])) for content in contents]
     fields: dict[str, Any] = dict.fromkeys(BatchMessage.__struct_fields__, 0)
     entry: dict[str, Any] = dict.fromkeys(BatchEntry._fields, 0) | {"gateway": "gateway-1", "position": None}
     entries = [BatchEntry(**entry | {"key": key, "body": body}) for key, body in enumerate(bodies)]
-    return RunningBatch(BatchMessage(**fields | {"model": "m", "version": 1, "entries": entries}))
+    return Batch(BatchMessage(**fields | {"model": "m", "version": 1, "entries": entries}))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def small(**fields: Any) -> InferRequest:
     return InferRequest("m", inputs=tensors, **fields)
 
 
-def batch_of(*bodies: bytes, **fields: Any) -> RunningBatch:
+def batch_of(*bodies: bytes, **fields: Any) -> Batch:
     entries = [BatchEntry("gateway-1", key, 5, body, **fields) for key, body in enumerate(bodies)]
-    return RunningBatch(BatchMessage("scheduler", 1, "m", 3, 0, entries))
+    return Batch(BatchMessage("scheduler", 1, "m", 3, 0, entries))
 
 
-def decoded(batch: RunningBatch) -> tuple[list[int], list[InferRequest], list[str]]:
+def decoded(batch: Batch) -> tuple[list[int], list[InferRequest], list[str]]:
     statistics = ModelStatistics()
     memory = SharedMemoryIO(SharedMemoryAccess())
     positions, requests, results = decode_batch(batch, PayloadReader(), memory, statistics)

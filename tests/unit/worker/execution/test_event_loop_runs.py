@@ -24,8 +24,8 @@ from weir.schemas.wire.messages import (
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
 from weir.worker.devices.host_policy import UNBOUND, HostPolicy
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import FAST_BATCHES, FAST_US, InstanceSpec, ModelEnvironment, ModelInstance, Pace
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
 
@@ -77,7 +77,7 @@ class Model:
     def submit(self, width: int = 4) -> None:
         body = pack_body(InferRequest("m", inputs=[Tensor.from_numpy("A", np.zeros((1, width), np.float32), "FP32")]))
         batch = BatchMessage("scheduler", 1, "m", 1, 0, [BatchEntry("g", 1, 5, body)])
-        self.instance.submit(RunningBatch(batch))
+        self.instance.submit(Batch(batch))
 
     def runs_here(self, width: int = 4) -> bool:
         """Runs one batch; returns whether it ran in this thread, which stands for the event loop's."""

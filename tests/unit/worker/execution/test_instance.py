@@ -44,9 +44,9 @@ from weir.worker.backend_api.interface import (
     Result,
 )
 from weir.worker.cuda.device_instance import DeviceInstance
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
 from weir.worker.execution.rate_limiter import Needs, rate_limiter_permits
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.shared_memory import SharedMemoryAccess
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
@@ -86,7 +86,7 @@ class Served:
         )
         self.instance.start()
 
-    def submit(self, number: int, *rows: Sequence[float], deadline_ms: int = 0) -> RunningBatch:
+    def submit(self, number: int, *rows: Sequence[float], deadline_ms: int = 0) -> Batch:
         bodies = [
             pack_body(InferRequest("m", inputs=[Tensor.from_numpy("IN", np.array([row], np.float32), "FP32")]))
             for row in rows or [[float(number)]]
@@ -94,7 +94,7 @@ class Served:
         entries = [
             BatchEntry("gateway", 100 * number + position, 5, body, deadline_ms) for position, body in enumerate(bodies)
         ]
-        batch = RunningBatch(BatchMessage("scheduler", number, "m", 1, 0, entries))
+        batch = Batch(BatchMessage("scheduler", number, "m", 1, 0, entries))
         self.instance.submit(batch)
         return batch
 
@@ -380,7 +380,7 @@ def test_a_failed_batch_runs_again_on_its_own_inputs_from_clients_memory(device:
             body = pack_body(InferRequest("m", inputs=[Tensor("IN", "FP32", [1, 1], place)]))
             entries.append(BatchEntry(gateway, value, 5, body))
             served.batch_of[value] = values[0]
-        served.instance.submit(RunningBatch(BatchMessage("scheduler", values[0], "m", 1, 0, entries)))
+        served.instance.submit(Batch(BatchMessage("scheduler", values[0], "m", 1, 0, entries)))
 
     served = Served(lambda _: device, shared={"shared_memory": SharedMemoryAccess(True)})
     try:

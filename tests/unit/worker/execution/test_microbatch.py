@@ -27,8 +27,8 @@ from weir.worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
 
 RUN_NS = 1_000_000
@@ -50,6 +50,7 @@ class Run:
         self._numbers = numbers
         self._ended: list[EndedRequest] = []
         self._next = 0
+        self._end_ns = time.monotonic_ns()
         self._end = len(numbers)
         self.lost: Sequence[int] = ()
 
@@ -57,8 +58,8 @@ class Run:
         with self._changed:
             for _ in range(count):
                 made = doubled(self._numbers[self._next]) if isinstance(result, str) else result
-                now_ns = time.monotonic_ns()
-                self._ended.append(EndedRequest(self._next, made, now_ns - RUN_NS, now_ns))
+                start_ns, self._end_ns = self._end_ns, self._end_ns + RUN_NS
+                self._ended.append(EndedRequest(self._next, made, start_ns, self._end_ns))
                 self._next += 1
             self._changed.notify_all()
 
@@ -147,7 +148,7 @@ class Served(Ends):
         )
         self.instance.start()
 
-    def submit(self, *numbers: int, late: int = 0, scheduler: str = "scheduler") -> list[RunningBatch]:
+    def submit(self, *numbers: int, late: int = 0, scheduler: str = "scheduler") -> list[Batch]:
         batches = [batch_of(number, deadline_ms=int(number == late), scheduler=scheduler) for number in numbers]
         for batch in batches:
             self.instance.submit(batch)
@@ -159,7 +160,7 @@ class Served(Ends):
         assert self.until(-1) == ({-1: BatchEnded(-1, self.busy_us[-1])}, {-1: None})
         self.statistics.__init__()  # type: ignore[misc]
 
-    def started(self, *numbers: int, late: int = 0) -> tuple[Run, list[RunningBatch]]:
+    def started(self, *numbers: int, late: int = 0) -> tuple[Run, list[Batch]]:
         self.submit(-1)
         wait_until(lambda: self.instance.unstarted == 0)
         batches = self.submit(*numbers, late=late)
@@ -182,7 +183,9 @@ def test_all_responses_leave_together_and_each_is_counted(served: Served) -> Non
     run.end(16)
     update = served.next()
     assert [completion.batch_id for completion in update.completions] == list(range(1, 17))
-    assert all(isinstance(completion, BatchEnded) and completion.busy_us > 0 for completion in update.completions)
+    assert all(
+        isinstance(completion, BatchEnded) and completion.busy_us > RUN_NS // 2000 for completion in update.completions
+    )
     assert len(update.responses) == 1
     assert served.outputs == {number: 2 * number for number in range(1, 17)}
     counted = served.statistics.snapshot()

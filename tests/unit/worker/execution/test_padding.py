@@ -13,8 +13,8 @@ from weir.schemas.core.tensors import Tensor
 from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition, unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
 
@@ -65,7 +65,7 @@ def responses_to(model: LoadedModel, config: ModelConfig = CONFIG, shape: Sequen
         BatchEntry(NO_REPLY, 0, 0, bodies[1]),
         BatchEntry("gateway", 13, 5, bodies[3], 0, places[3]),
     ]
-    instance.submit(RunningBatch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
+    instance.submit(Batch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     answers: dict[int, bool] = {}
     while len(answers) < 3:
         for _, message in published.get(timeout=20).responses:

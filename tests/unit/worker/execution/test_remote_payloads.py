@@ -14,8 +14,8 @@ from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
 from weir.schemas.wire.request_body import pack_body, pack_body_ref
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.remote_payloads import RemotePayloads
-from weir.worker.execution.running_batch import RunningBatch
 
 REMOTE = "weir-worker-01234567-1_1.131072"
 HERE = own_id("gateway", None)
@@ -53,8 +53,8 @@ def with_tensor(ref: PayloadRef) -> bytes:
 
 def start(
     payloads: RemotePayloads, message: BatchMessage, done: list[str], name: str, with_tensors: bool = True
-) -> RunningBatch:
-    running = RunningBatch(message)
+) -> Batch:
+    running = Batch(message)
     payloads.fetch(running, with_tensors, lambda: done.append(name))
     return running
 

@@ -21,8 +21,8 @@ from weir.schemas.wire.messages import BatchEntry, BatchMessage, unpack_response
 from weir.schemas.wire.registry import UNLOADED, ModelState, VersionRecord
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.devices.gpus import WorkerDevices
+from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import ModelEnvironment
-from weir.worker.execution.running_batch import RunningBatch
 from weir.worker.execution.updates import BatchUpdate
 from weir.worker.lifecycle.instance_plan import planned_instances
 from weir.worker.lifecycle.loader import LoadPolicy, LoadResult, ModelLoader, check_supported
@@ -96,7 +96,7 @@ def test_every_instance_of_a_loaded_version_runs_batches(loading: Loading, tmp_p
     body = pack_body(InferRequest("neg", inputs=[Tensor.from_numpy("IN", array, "FP32")]))
     for number, instance in enumerate(result.served[1].instances):
         entries = [BatchEntry("gateway-x", 7, 0, body), BatchEntry("gateway-y", 8, 0, body)]
-        instance.submit(RunningBatch(BatchMessage("scheduler-x", number, "neg", 1, number, entries)))
+        instance.submit(Batch(BatchMessage("scheduler-x", number, "neg", 1, number, entries)))
         finished = loading.finished.get(timeout=10)
         assert [end.batch_id for end in finished.completions] == [number]
         for (gateway, message), key in zip(finished.responses, (7, 8), strict=True):

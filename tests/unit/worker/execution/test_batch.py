@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
-from typing import Any, cast
 
 from weir.schemas.wire.messages import BatchEntry, BatchMessage, timestamp
-from weir.worker.execution.running_batch import RunningBatch, trace_timestamps
+from weir.worker.execution.batch import Batch
 
 
-def batch(*entries: BatchEntry) -> RunningBatch:
-    return RunningBatch(BatchMessage("s", 1, "m", 1, 0, list(entries)))
+def batch(*entries: BatchEntry) -> Batch:
+    return Batch(BatchMessage("s", 1, "m", 1, 0, list(entries)))
 
 
 def test_requests_are_cancelled_by_gateway_and_key() -> None:
@@ -35,8 +33,9 @@ def test_trace_timestamps_are_in_order_also_while_the_model_runs() -> None:
     running = batch(BatchEntry("a", 1, 5, b""))
     start = time.monotonic_ns()
     for infer_end_ns in (start - 1, start + 2):
-        execution = SimpleNamespace(start_ns=start, input_end_ns=start + 1, infer_end_ns=infer_end_ns)
-        timestamps = trace_timestamps(running, 0, cast(Any, execution))
+        running.start_ns, running.input_end_ns, running.infer_end_ns = start, start + 1, infer_end_ns
+        running.positions = [0]
+        timestamps = running.timestamps(0)
         times = [timestamp(timestamps, name) for name in list(timestamps)[:6]]
         assert times == sorted(times)
         assert timestamp(timestamps, "COMPUTE_START") - timestamp(timestamps, "QUEUE_START") >= 5_000
