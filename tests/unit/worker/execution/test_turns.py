@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.waiting import wait_until
 from tests.support.worker.single_batches import CONFIG, Ends, batch_of
+from weir.bus.payloads.reach import process_reach
 from weir.schemas.core.errors import not_found
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
@@ -276,7 +277,7 @@ def test_updates_that_can_not_be_joined_leave_one_by_one():
 
 
 def test_large_responses_are_not_joined(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(updates, "MAX_INLINE_RESPONSE_BYTES", 10)
+    monkeypatch.setattr(process_reach(), "message_bytes", 10)
     published: list[BatchUpdate] = []
     held = HeldUpdates(1, published.append)
     completions: list[BatchCompletion] = [BatchEnded(1), BatchEnded(2)]
