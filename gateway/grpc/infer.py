@@ -120,7 +120,7 @@ class MessageCall(Call):
             if served is not template.served:
                 self._templates.forget(template)
             elif self.codec.takes_decoupled or not served.config.is_decoupled:
-                return Ready(served, template.request, template.pack(data))
+                return served, template.request, template.pack(data)
         self.source = RequestMessage(data)
         return self.source
 

@@ -110,7 +110,8 @@ class InferExchange(Call):
         if header is not None and not self._encoding and len(header) <= _LONGEST_LENGTH and header.isdigit():
             self._json_bytes = int(header)
         length = self._announced = int(fields.get(b"content-length", 0))  # the parser accepts digits only
-        if length > min(SLOT_FROM_BYTES, context.limits.input_size) or context.inference.backpressure.active:
+        shut = context.inference.backpressure.active
+        if shut or length > SLOT_FROM_BYTES or length > context.limits.input_size:
             self._admit(length)
 
     def _admit(self, length: int) -> None:
@@ -233,9 +234,9 @@ class InferExchange(Call):
                 packed = template.pack(content)
                 if body is not None:
                     body.release()
-                return Ready(served, template.request, packed)
+                return served, template.request, packed
             if template is not None and body is not None and body.slot is not None:
-                return Ready(served, template.request, template.pack_in_slot(body.slot, body.padding))
+                return served, template.request, template.pack_in_slot(body.slot, body.padding)
         if served.config.is_decoupled:
             raise WeirError(
                 ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
@@ -337,7 +338,8 @@ class InferExchange(Call):
         else:
             transport.writelines([head + length, *chunks])
         self.response_complete = True
-        self.release()
+        if self.body is not None:
+            self.body.release()
         if not self.keep_alive:
             transport.close()
         self._connection.on_response_complete()

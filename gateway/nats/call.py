@@ -174,7 +174,7 @@ class NatsCall(Call):
         body = b""
         if encoded is not None:
             # Checked before the body is joined: it may have hundreds of megabytes.
-            size, limit = sum(map(len, encoded.chunks)), self._bus.max_payload_bytes
+            size, limit = sum(map(len, encoded[0])), self._bus.max_payload_bytes
             if size + _HEADERS_BYTES > limit:
                 self.fail(
                     unavailable(f"the response of {size} bytes is larger than the message broker takes"), is_final

@@ -163,7 +163,7 @@ class RequestDispatcher:
         self._delivery = ResponseDispatcher(self.tracing, self._in_flight, self._remove, self._outputs.discard)
         self._direct = options.direct
         if self._direct is not None:
-            self._direct.attach(self._in_flight.find, self._on_response_data, self._requeue)
+            self._direct.attach(self._in_flight.get, self._on_response_data, self._requeue)
         self._watch: asyncio.Task[None] | None = None
         self._disconnected_s: float | None = None
         self._copies = 0  # of requests, for shadow traffic, that have no response yet
@@ -209,10 +209,10 @@ class RequestDispatcher:
             await asyncio.sleep(_DRAIN_POLL_S)
         if self._watch is not None:
             self._watch.cancel()
-        for pending in self._in_flight:
+        for pending in list(self._in_flight.values()):
             if pending.is_queued:
                 self._outbox.cancel(pending.queue, pending.key)
-        self._fail(self._in_flight.keys(), overloaded("the server is stopping", reason=Reason.STOPPING))
+        self._fail(list(self._in_flight), overloaded("the server is stopping", reason=Reason.STOPPING))
         self._outbox.flush()
 
     @property
@@ -394,7 +394,7 @@ class RequestDispatcher:
 
     @contained()
     def _send_copy(self, copied: PendingRequest) -> None:
-        if self._in_flight.find(copied.key) is copied:
+        if self._in_flight.get(copied.key) is copied:
             self._outbox.add(copied.queue, copied.envelope)
 
     def _copy_ended(self, size_bytes: int, _outcome: InferResponse | WeirError | None, is_final: bool) -> None:
@@ -469,7 +469,7 @@ class RequestDispatcher:
     @contained(on_error="_cache_failed")
     def _on_cache(self, pending: PendingRequest) -> None:
         """Delivers the cached response, or queues the request if there is none."""
-        if self._in_flight.find(pending.key) is None or self._cache is None or pending.lookup is None:
+        if self._in_flight.get(pending.key) is None or self._cache is None or pending.lookup is None:
             return  # it was cancelled
         response = self._cache.hit(pending.lookup, pending.request.id)
         if response is None:
@@ -492,7 +492,7 @@ class RequestDispatcher:
 
     def _requeue(self, pending: PendingRequest) -> None:
         """Sends a pending request to its queue that `direct` has not run."""
-        if self._in_flight.find(pending.key) is pending:
+        if self._in_flight.get(pending.key) is pending:
             pending.is_queued = True
             self._outbox.add(pending.queue, pending.envelope)
 
@@ -518,7 +518,7 @@ class RequestDispatcher:
         A stream of responses that has begun goes on until its model ends it, which sees that it is cancelled. Any other
         request ends with CANCELLED at once: its caller could not see a difference.
         """
-        if self._in_flight.find(pending.key) is not pending:
+        if self._in_flight.get(pending.key) is not pending:
             return  # its last response is here, and may wait for those of earlier requests
         if pending.sequence is None:
             self._end(pending, cancelled_error(), is_running=True)
@@ -543,7 +543,7 @@ class RequestDispatcher:
             self._on_malformed_response(None, error)
             return
         for response in responses:
-            pending = self._in_flight.find(response.key)
+            pending = self._in_flight.get(response.key)
             if pending is None:
                 self.duplicate_responses += response.is_final
                 self._outputs.discard(response)
@@ -555,7 +555,7 @@ class RequestDispatcher:
         """Ends the request of a response that cannot be decoded, if its key can be."""
         self._malformed_messages += 1
         _limited.warning("malformed response", "dropped a malformed response: %s", error)
-        pending = None if key is None else self._in_flight.find(key)
+        pending = None if key is None else self._in_flight.get(key)
         if pending is not None:
             self._end(pending, internal(_UNDECODABLE), is_running=True)
 
@@ -563,7 +563,7 @@ class RequestDispatcher:
     def _on_response(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
         if response.run and not self._is_next(pending, response):
             return
-        is_here = not self._remote.is_fetching
+        is_here = not self._remote.by_key
         for tensor in response.outputs or ():
             if isinstance(tensor.data, PayloadRef):
                 is_here = False
@@ -593,7 +593,7 @@ class RequestDispatcher:
 
     def _complete(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
         """Delivers a response that is here with all of its outputs."""
-        if self._in_flight.find(pending.key) is not pending:
+        if self._in_flight.get(pending.key) is not pending:
             self._outputs.discard(response)  # the request was cancelled while its outputs were fetched
             return
         error = response.error
@@ -615,7 +615,7 @@ class RequestDispatcher:
     @contained(on_error="_response_failed")
     def _lost(self, pending: PendingRequest, response: ResponseEnvelope) -> None:
         """Runs a request again whose content, or response, was lost between two hosts; or ends it."""
-        if self._in_flight.find(pending.key) is not pending:
+        if self._in_flight.get(pending.key) is not pending:
             return
         envelope = pending.envelope
         may_run_again = not (response.run or envelope.correlation_id or envelope.sequence_flags)
@@ -640,7 +640,7 @@ class RequestDispatcher:
 
     def _fail(self, keys: Iterable[int], error: WeirError) -> None:
         for key in keys:
-            pending = self._in_flight.find(key)
+            pending = self._in_flight.get(key)
             if pending is not None:
                 self._end(pending, error)
 
@@ -652,7 +652,7 @@ class RequestDispatcher:
     def _on_link_lost(self, _worker: str, end: LinkEnd) -> None:
         """Sends all pending requests again where responses were not read: their schedulers recognise those that run."""
         if end is LinkEnd.BROKEN_OFF:
-            self._outbox.resend(self._in_flight.keys())
+            self._outbox.resend(list(self._in_flight))
 
     async def _watch_broker(self) -> None:
         while True:
@@ -670,4 +670,4 @@ class RequestDispatcher:
             self._disconnected_s = now_s
         elif now_s - self._disconnected_s > BROKER_TIMEOUT_S:
             error = overloaded("the message broker is not available", reason=Reason.BROKER_AWAY)
-            self._fail(self._in_flight.keys(), error)
+            self._fail(list(self._in_flight), error)

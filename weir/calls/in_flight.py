@@ -5,7 +5,7 @@ The caller keeps every request until its last response, since it may have to sen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Protocol
 
@@ -121,49 +121,37 @@ class DirectExecutor(Protocol):
         """Cancels a request if it runs it."""
 
 
-class InFlight:
-    """The pending requests of one caller by key, within its bounds. `rejected` counts requests that exceeded them."""
+class InFlight(dict[int, PendingRequest]):
+    """The pending requests of one caller by key, oldest first, within its bounds.
 
-    __slots__ = ("_buffered", "_buffered_bytes", "_by_key", "_bytes", "rejected")
+    `add` and `remove` change it, `get` finds a request that has not ended. `rejected` counts requests beyond the bounds.
+    """
+
+    __slots__ = ("_buffered", "_buffered_bytes", "_bytes", "rejected")
 
     def __init__(self) -> None:
-        self._by_key: dict[int, PendingRequest] = {}
         self._bytes = 0
         self._buffered = 0
         self._buffered_bytes = 0
         self.rejected = 0
 
-    def __len__(self) -> int:
-        return len(self._by_key)
-
-    def __iter__(self) -> Iterator[PendingRequest]:
-        return iter(self._by_key.values())
-
     def check_room(self) -> None:
         """Raises WeirError (UNAVAILABLE) if another request would exceed the bounds."""
-        if len(self._by_key) + self._buffered >= MAX_IN_FLIGHT or self._bytes >= MAX_IN_FLIGHT_BYTES:
+        if len(self) + self._buffered >= MAX_IN_FLIGHT or self._bytes >= MAX_IN_FLIGHT_BYTES:
             self.rejected += 1
             raise overloaded()
 
     def add(self, pending: PendingRequest) -> None:
         """Adds a request."""
-        self._by_key[pending.key] = pending
+        self[pending.key] = pending
         self._bytes += len(pending.envelope.body)
-
-    def find(self, key: int) -> PendingRequest | None:
-        """The request, None once it has ended."""
-        return self._by_key.get(key)
 
     def remove(self, key: int) -> PendingRequest | None:
         """Removes a request that has ended; returns None if it was removed before."""
-        pending = self._by_key.pop(key, None)
+        pending = self.pop(key, None)
         if pending is not None:
             self._bytes -= len(pending.envelope.body)
         return pending
-
-    def keys(self) -> list[int]:
-        """The keys of all requests, oldest first."""
-        return list(self._by_key)
 
     def replace_envelope(self, pending: PendingRequest, envelope: RequestEnvelope) -> None:
         """Sets the form in which the request is sent from now on."""

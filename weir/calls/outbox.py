@@ -117,6 +117,7 @@ class Outbox:
     ) -> None:
         self._bus = bus
         self._id = caller_id
+        self._acks = subjects.publish_ack(caller_id)
         self._payloads = payloads
         self._in_flight = in_flight
         self._on_rejected = on_rejected
@@ -137,7 +138,7 @@ class Outbox:
 
     async def start(self) -> None:
         """Subscribes to acknowledgements."""
-        await self._bus.subscribe(f"{subjects.publish_ack(self._id)}.*", self._on_publish_ack)
+        await self._bus.subscribe(f"{self._acks}.*", self._on_publish_ack)
 
     def add(self, to: Destination, envelope: RequestEnvelope) -> None:
         """Publishes a request with others of this turn of the event loop, or after the next acknowledgement."""
@@ -146,7 +147,7 @@ class Outbox:
             waiting.append(envelope)
             return
         self._waiting[to] = [envelope]
-        if self._unacked_frames[to] < MAX_UNACKNOWLEDGED_FRAMES:
+        if not self._flush_is_due and self._unacked_frames[to] < MAX_UNACKNOWLEDGED_FRAMES:
             self._schedule_flush()
 
     def cancel(self, queue: Destination, key: int) -> None:
@@ -169,7 +170,7 @@ class Outbox:
     def resend(self, keys: Iterable[int]) -> None:
         """Sends those of these requests again that are pending."""
         for key in keys:
-            pending = self._in_flight.find(key)
+            pending = self._in_flight.get(key)
             if pending is not None and pending.is_queued:
                 self.add(pending.queue, pending.envelope)
 
@@ -180,7 +181,7 @@ class Outbox:
         self._unacked.clear()
         self._unacked_frames.clear()
         self._waiting.clear()
-        self.resend(self._in_flight.keys())
+        self.resend(list(self._in_flight))
 
     def check(self) -> None:
         """Reports a suspected loss where a server of a cluster may have died with frames that it had received."""
@@ -227,18 +228,21 @@ class Outbox:
     @contained(on_error="_sending_failed")
     def _send(self, to: Destination, envelopes: list[RequestEnvelope]) -> None:
         # A request that was cancelled while it waited is not sent: it would come after its cancellation.
-        envelopes = [envelope for envelope in envelopes if self._in_flight.find(envelope.key) is not None]
+        sent = []
+        for envelope in envelopes:
+            if envelope.key in self._in_flight:
+                sent.append(envelope)
         if logs_requests(logger):
-            for pending in filter(None, (self._in_flight.find(envelope.key) for envelope in envelopes)):
+            for pending in [self._in_flight[envelope.key] for envelope in sent]:
                 log_request(
                     logger, "sent to its queue", pending.model.name, (self._id, pending.key), pending.request.id
                 )
         if type(to) is str:
-            self._publish(to, self._layout.subject_of(to), envelopes)
+            self._publish(to, self._layout.subject_of(to), sent)
         elif isinstance(to, PartitionedQueue):
-            self._publish_partitioned(to, envelopes)
+            self._publish_partitioned(to, sent)
         elif isinstance(to, LiveQueue):
-            self._publish(to, self._layout.subject(to), envelopes)
+            self._publish(to, self._layout.subject(to), sent)
 
     def _sending_failed(self, _error: Exception, _to: Destination, envelopes: list[RequestEnvelope]) -> None:
         """Ends the requests that were not published in a frame."""
@@ -254,7 +258,7 @@ class Outbox:
         for first in range(0, len(envelopes), size):
             group = envelopes[first : first + size]
             queue = LiveQueue(to.model, selector.acquire(len(group)))
-            for pending in filter(None, (self._in_flight.find(envelope.key) for envelope in group)):
+            for pending in filter(None, (self._in_flight.get(envelope.key) for envelope in group)):
                 pending.queue = queue
                 pending.slots = (*pending.slots, PartitionReservation(selector, queue.partition))
             self._publish(to, self._layout.subject(queue), group)
@@ -272,7 +276,7 @@ class Outbox:
         if size > FRAME_INLINE_BYTES:
             self._place_bodies(to if isinstance(to, str) else to.model, frame)
         number = next(self._frame_numbers)
-        ack = f"{subjects.publish_ack(self._id)}.{number}"
+        ack = f"{self._acks}.{number}"
         message = Frame(self._id, frame).pack()
         self._bus.publish(subject, message, ack)
         if self.has_traced:
@@ -284,7 +288,7 @@ class Outbox:
     @contained()
     def _mark_sent(self, frame: list[RequestEnvelope]) -> None:
         for envelope in frame:
-            pending = self._in_flight.find(envelope.key)
+            pending = self._in_flight.get(envelope.key)
             if pending is not None and pending.trace is not None:
                 pending.trace.mark(FRAME_SENT)
 
@@ -305,7 +309,7 @@ class Outbox:
         refs, slot = placed
         for position, ref in zip(own, refs, strict=True):
             envelope = frame[position] = frame[position]._replace(body=ref)
-            pending = self._in_flight.find(envelope.key)
+            pending = self._in_flight.get(envelope.key)
             if pending is not None:
                 self._in_flight.replace_envelope(pending, envelope)
                 pending.slots = (*pending.slots, slot)
@@ -384,7 +388,7 @@ class LiveStreamWatch:
 
     async def check(self) -> None:
         """Compares the streams if the oldest request is the same as at the last call. Called about every second."""
-        oldest = next((pending.key for pending in self._in_flight), -1)
+        oldest = next(iter(self._in_flight), -1)
         waits, self._oldest = oldest >= 0 and oldest == self._oldest, oldest
         if not waits or not self._created:
             return

@@ -292,7 +292,10 @@ class HttpConnection(asyncio.Protocol):
         self._turns.count(len(data))
         self._has_read_body = False
         try:
-            self._feed(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._feed(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             cause = error.__context__
             if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, RequestHeadError):
@@ -315,19 +318,18 @@ class HttpConnection(asyncio.Protocol):
         """Counts `size` bytes that were read, so that other connections have their turn."""
         self._turns.count(size)
 
-    def _feed(self, data: bytes) -> None:
-        """Passes all of `data` to the parser. Raises HttpParserError.
+    def _feed(self, rest: memoryview) -> None:
+        """Passes what follows a request to switch protocols to the parser. Raises HttpParserError.
 
-        A request to switch protocols, as clients send that prefer HTTP/2, is served as it is. The parser takes a body of
-        it for what follows it, so one with a body is rejected.
+        Such a request, as clients send that prefer HTTP/2, is served as it is. The parser takes a body of it for what
+        follows it, so one with a body is rejected.
         """
-        rest: bytes | memoryview = data
         while rest and not self._is_rejecting:
             try:
                 self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                rest = memoryview(rest)[upgrade.args[0] :]
+                rest = rest[upgrade.args[0] :]
 
     def _read_body_directly(self, exchange: HttpExchange) -> None:
         """Receives the rest of the body in the memory that the exchange has for it, if it has some and much is to come."""

@@ -283,7 +283,7 @@ async def test_a_failing_fetch_loses_only_its_response(monkeypatch: pytest.Monke
     remote_answers._fetcher = Fetcher(fails=True)  # type: ignore[assignment]
     deliver(bench, remote(first.key), response(second.key))
     assert bench.told == [("1", "error"), ("2", b"y")]
-    assert not remote_answers._by_key
+    assert not remote_answers.by_key
 
 
 async def test_a_fetched_response_that_cannot_be_completed_ends_only_its_request(

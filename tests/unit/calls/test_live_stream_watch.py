@@ -52,7 +52,7 @@ def looks(broker: Broker, *rounds: list[int]) -> None:
         await watch.ensure()
         broker.made, broker.asked, broker.is_learnt = made, 0, True
         for keys in rounds:
-            waiting[:] = [SimpleNamespace(key=key) for key in keys]
+            waiting[:] = keys
             await watch.check()
 
     asyncio.run(run())

@@ -57,7 +57,7 @@ def test_a_body_in_a_slot_is_not_placed_again() -> None:
         in_flight.add(
             PendingRequest(later.key, cast(Any, model), cast(Any, None), later, cast(Any, None), (), None, model.queue)
         )
-        outbox._send("m", [pending.envelope for pending in in_flight])
+        outbox._send("m", [pending.envelope for pending in in_flight.values()])
         again = [part for frame in broker.frames[1:] for part in frame]
         assert [part.body for part in again[:-1]] == [part.body for part in first]
         ref = body_ref(again[-1].body)

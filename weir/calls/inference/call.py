@@ -20,7 +20,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from weir.calls.catalog import ServedModel
 from weir.calls.dispatch import RequestDispatcher
@@ -85,15 +85,9 @@ async def read_request(codec: Codec, source: Any, context: Any, offload: Offload
     return codec.read(source, () if job is None else await offload.run(*job), context)
 
 
-class Ready(NamedTuple):
-    """A request that is read already. With a `packed` body it is that of a template, which others share.
-
-    See `weir.calls.request_templates`.
-    """
-
-    served: ServedModel
-    request: InferRequest
-    packed: bytes | None = None
+Ready = tuple[ServedModel, InferRequest, bytes | None]
+"""A request that is read already. With its packed body it is that of a template, which others share
+(`weir.calls.request_templates`). A plain tuple: one is made for each such request."""
 
 
 class Call:
@@ -166,7 +160,7 @@ class Call:
         """Reads and submits the request."""
         try:
             source = self.begin()
-            if type(source) is Ready:
+            if type(source) is tuple:
                 self.served, self.request, packed = source
                 self.pending = self.submit(self.request, packed)
                 self.is_submitted = True

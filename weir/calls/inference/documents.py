@@ -101,12 +101,9 @@ class Document(NamedTuple):
     header_length: str | None = None
 
 
-class Encoded(NamedTuple):
-    """A response: the chunks of its body, the length of the JSON header if binary tensors follow it, and who responded."""
-
-    chunks: list[bytes | memoryview]
-    header_length: int | None
-    model_version: str
+Encoded = tuple[list[bytes | memoryview], int | None, str]
+"""A response: the chunks of its body, the length of the JSON header if binary tensors follow it, and the version that
+responded. A plain tuple: one is made for each response."""
 
 
 class JsonCodec:
@@ -145,7 +142,7 @@ class JsonCodec:
         labels, batching = served.labels.get, served.config.max_batch_size > 0
         written = written_outputs(parts) if parts else None
         chunks, header_length = build_infer_response(request, response, labels, batching, written)
-        return Encoded(chunks, header_length, response.model_version)
+        return chunks, header_length, response.model_version
 
 
 class MsgpackCodec(JsonCodec):
@@ -180,7 +177,7 @@ class MsgpackCodec(JsonCodec):
         labels, batching = served.labels.get, served.config.max_batch_size > 0
         written = written_outputs(parts) if parts else None
         chunks = build_msgpack_response(request, response, labels, batching, written)
-        return Encoded(chunks, None, response.model_version)
+        return chunks, None, response.model_version
 
 
 JSON = JsonCodec()
@@ -194,11 +191,12 @@ def codec_of(body_format: BodyFormat) -> JsonCodec:
 
 def message_of(encoded: Encoded, body_format: BodyFormat) -> tuple[Headers, bytes]:
     """The headers and the body of a message with an encoded response, of any size."""
-    body = b"".join(encoded.chunks)
-    if encoded.header_length is None:
+    chunks, header_length, _ = encoded
+    body = b"".join(chunks)
+    if header_length is None:
         media_type = body_format if body_format is BodyFormat.MSGPACK else BodyFormat.JSON
         return [("Content-Type", media_type.value)], body
-    length = ("Inference-Header-Content-Length", str(encoded.header_length))
+    length = ("Inference-Header-Content-Length", str(header_length))
     return [("Content-Type", BodyFormat.BINARY.value), length], body
 
 

@@ -36,15 +36,16 @@ class ResponseTemplates(JsonCodec):
             key += (tensor.name, tensor.datatype, *tensor.shape, len(tensor.data))
         header = self._known.get(key)
         if header is not None:
-            return Encoded([header, *(tensor.data for tensor in outputs)], len(header), version)  # type: ignore[list-item]
+            return [header, *(tensor.data for tensor in outputs)], len(header), version  # type: ignore[list-item]
         encoded = super().write(served, request, response, parts)
         self._keep(key, response, encoded)
         return encoded
 
     def _keep(self, key: tuple[object, ...], response: InferResponse, encoded: Encoded) -> None:
         content = [tensor.data for tensor in response.outputs]
-        if encoded.header_length is None or not all(content) or encoded.chunks[1:] != content:
+        chunks, header_length, _ = encoded
+        if header_length is None or not all(content) or chunks[1:] != content:
             return
         if len(self._known) >= MAX_HEADERS:
             self._known.clear()
-        self._known[key] = bytes(encoded.chunks[0])
+        self._known[key] = bytes(chunks[0])

@@ -58,21 +58,17 @@ class RemoteOutputFetcher:
         self._complete = complete
         self._lost = lost
         self._payloads = payloads
-        self._by_key: dict[int, deque[_FetchingResponse]] = {}
+        self.by_key: dict[int, deque[_FetchingResponse]] = {}
+        """The responses that are held, by the key of their request."""
         self._fetching = 0
-
-    @property
-    def is_fetching(self) -> bool:
-        """Whether any responses are held."""
-        return bool(self._by_key)
 
     def holds(self, pending: PendingRequest, version: int, response: ResponseEnvelope, passes_references: bool) -> bool:
         """Whether the response is held and completed later. A caller that `passes_references` needs no output fetched."""
-        responses = self._by_key.get(pending.key) if self._by_key else None
+        responses = self.by_key.get(pending.key) if self.by_key else None
         if responses is None:
             if passes_references or not any(map(_is_remote, response.outputs or ())):
                 return False
-            responses = self._by_key[pending.key] = deque()
+            responses = self.by_key[pending.key] = deque()
         elif not response.run:
             self._payloads.discard(response)  # the request has run twice, and the first response is being fetched
             return True
@@ -118,12 +114,12 @@ class RemoteOutputFetcher:
         self._complete_fetched(fetching.pending.key)
 
     def _complete_fetched(self, key: int) -> None:
-        responses = self._by_key.get(key)
+        responses = self.by_key.get(key)
         while responses and not responses[0].fetches:
             fetching = responses.popleft()
             self._fetching -= 1
             if not responses:
-                self._by_key.pop(key, None)
+                self.by_key.pop(key, None)
             if fetching.is_lost:
                 self._payloads.discard(fetching.response)
                 self._lost(fetching.pending, fetching.response)

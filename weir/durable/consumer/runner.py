@@ -134,7 +134,7 @@ class RequestRunner:
         else:
             return
         assert request.request is not None  # noqa: S101 - it was read
-        attempt = request.attempt = _Attempt(self, request, Ready(served, request.request, packed), codec, now_ms)
+        attempt = request.attempt = _Attempt(self, request, (served, request.request, packed), codec, now_ms)
         attempt.open()
         if attempt.pending is not None:
             request.stage = Stage.RUNNING
@@ -182,7 +182,7 @@ class RequestRunner:
         message = None
         if encoded is not None:
             message = message_of(encoded, request.format)
-            request.response_version = encoded.model_version
+            request.response_version = encoded[2]
             self._send_held(request)
         if not is_final:
             request.held_response = message  # it may be the last one, which the terminal record holds

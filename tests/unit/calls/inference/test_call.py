@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from weir.calls.catalog import ServedModel
 from weir.calls.inference import call as inference
-from weir.calls.inference.call import Call, Ready
+from weir.calls.inference.call import Call
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import ReadingFailed
 from weir.schemas.config.model_config import ModelConfig
@@ -168,7 +168,7 @@ async def test_a_short_request_is_read_and_answered_at_once() -> None:
 
 async def test_a_request_that_is_read_already_needs_no_codec() -> None:
     world = World()
-    door = Door(world, Ready(PLAIN, InferRequest("m")))
+    door = Door(world, (PLAIN, InferRequest("m"), None))
     door.open()
     world.respond("a", is_final=True)
     assert door.got == ["a"]

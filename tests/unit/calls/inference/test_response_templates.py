@@ -44,7 +44,7 @@ def test_a_known_header_changes_nothing(name: str) -> None:
     request, templates = REQUESTS[name], ResponseTemplates(REQUESTS[name])
     for response in responses() * 2:
         found, expected = (codec.write(SERVED, request, response, ()) for codec in (templates, JSON))
-        assert b"".join(found.chunks) == b"".join(expected.chunks)
+        assert b"".join(found[0]) == b"".join(expected[0])
         assert found[1:] == expected[1:]
 
 
