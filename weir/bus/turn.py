@@ -40,10 +40,12 @@ class Turn:
             dispatch(*arguments)
         except Exception as error:  # noqa: BLE001 - contained: other connections and later messages are not affected
             report(_DISPATCHING, error)
-        while self._deferred:
-            deferred, self._deferred = self._deferred, []
-            call_each(_DEFERRED, deferred)
-        self._is_dispatching = False
+        try:
+            while self._deferred:
+                deferred, self._deferred = self._deferred, []
+                call_each(_DEFERRED, deferred)
+        finally:
+            self._is_dispatching = False
         if self._writes:
             writes, self._writes = self._writes, []
             call_each(_WRITING, writes)

@@ -28,7 +28,7 @@ DEAD_SUBJECTS = "dead.>"
 LEASES_BUCKET = "leases"
 LEASES_STREAM = f"KV_{LEASES_BUCKET}"
 
-SECRETS_STREAM = "KV_secrets"
+SECRETS_BUCKET = "secrets"
 """The bucket of random bytes that only gateways may read."""
 
 JOB_IDS_KEY = "job-ids"
@@ -148,11 +148,6 @@ def lost_attempts(gateway: str) -> str:
 def lease_subject(key: str) -> str:
     """The subject of a lease."""
     return f"$KV.{LEASES_BUCKET}.{key}"
-
-
-def secret(key: str) -> str:
-    """The subject of a secret of the gateways."""
-    return f"$KV.secrets.{key}"
 
 
 def job_subject(key: str) -> str:

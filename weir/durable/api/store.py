@@ -29,7 +29,7 @@ class DurableStore:
         self.backlog = Backlog(bus, self.counters)
         self.publisher = AckedPublisher(bus, process_id)
         self.messages = bus.jetstream
-        self.secret = ClusterSecret(bus, self.publisher)
+        self.secret = ClusterSecret(bus)
         self.leases = Leases(bus, self.publisher, process_id)
 
     @property

@@ -140,10 +140,10 @@ def test_acknowledgements_are_read() -> None:
 
 async def test_all_gateways_have_one_secret(nats: EmbeddedNats) -> None:
     async with publishing(nats, "ONE", "one.>") as first, publishing(nats, "TWO", "two.>") as second:
-        secrets = [ClusterSecret(*each) for each in (first, second)]
+        secrets = [ClusterSecret(bus) for bus, _ in (first, second)]
         await asyncio.gather(*(secret.start() for secret in secrets))
         assert len(secrets[0].value) == SECRET_BYTES
         assert secrets[0].value == secrets[1].value
-        late = ClusterSecret(*second)
+        late = ClusterSecret(second[0])
         await late.start()
         assert late.value == secrets[0].value

@@ -73,11 +73,13 @@ def test_a_gateway_that_starts_later_has_the_same_secret(nats_url: str) -> None:
 def test_a_secret_that_was_lost_is_stored_again(nats_url: str) -> None:
     async def scenario(door: Door) -> None:
         before = door.later.secret.value
-        await door.client.jetstream().delete_stream(subjects.SECRETS_STREAM)
+        await door.client.jetstream().delete_stream(f"KV_{subjects.SECRETS_BUCKET}")
         door.later.bus.suspect_loss("the test has removed a stream")
         while True:
             try:
-                found = await door.client.jetstream().get_last_msg(subjects.SECRETS_STREAM, subjects.secret("job-ids"))
+                found = await door.client.jetstream().get_last_msg(
+                    f"KV_{subjects.SECRETS_BUCKET}", "$KV.secrets.job-ids"
+                )
                 break
             except nats.js.errors.NotFoundError:
                 continue
