@@ -10,7 +10,7 @@ import pytest
 from tests.support.gateway.inference import Bench
 from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Message
-from weir.bus.payloads.fetch_plan import Outcome
+from weir.bus.payloads.fetch_plan import Loss, Outcome
 from weir.calls import dispatch as inference_module
 from weir.calls.catalog import ServedModel
 from weir.calls.responses.outputs import RemoteOutputFetcher
@@ -284,6 +284,24 @@ async def test_a_failing_fetch_loses_only_its_response(monkeypatch: pytest.Monke
     deliver(bench, remote(first.key), response(second.key))
     assert bench.told == [("1", "error"), ("2", b"y")]
     assert not remote_answers.by_key
+
+
+async def test_a_response_that_can_t_be_fetched_at_all_is_an_error_and_the_request_does_not_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, fetcher, heard = Bench(), Fetcher(), list[Any]()
+    monkeypatch.setattr("weir.calls.responses.outputs.lies_elsewhere", lambda _segment: True)
+    bench.inference._remote._fetcher = fetcher  # type: ignore[assignment]
+    request = InferRequest("plain", inputs=[Tensor("IN", "UINT8", [1], b"x")])
+    pending = bench.inference.submit(request, lambda *response: heard.append(response))
+    ref = PayloadRef("weir-worker-01234567-1_1.131072", 0, 1, 64, 100_000)
+    deliver(bench, pack_response(pending.key, [Tensor("OUT", "UINT8", [100_000], ref)]))
+    fetcher.end(Loss.NO_ADDRESS)
+    ((error, is_final),) = heard
+    assert (error.code, is_final, bench.inference.in_flight) == (ErrorCode.UNAVAILABLE, True, 0)
+    assert "--payload-listen" in error.message
+    await asyncio.sleep(0)
+    assert len(bench.released) == 1
 
 
 async def test_a_fetched_response_that_cannot_be_completed_ends_only_its_request(

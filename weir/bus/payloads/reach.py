@@ -17,8 +17,8 @@ MAX_INLINE_RESPONSE_BYTES = 4 << 20
 """Outputs of one response that may travel inside a message if they lie in no shared memory, or the reader can't fetch them.
 Less where the broker takes less: it closes the connection of who sends it more than its `max_payload`."""
 
-_SPARE_BYTES = 65_536
-"""Of a message besides the outputs."""
+_SPARE = 16
+"""One part in so many of a message is left for what is not outputs."""
 
 _STRING_BYTES = 4
 """The least that an element of strings takes."""
@@ -57,7 +57,8 @@ class PayloadReach:
     def set(self, bus: Bus, is_served: bool) -> None:
         """Sets what counts in this process, once it is connected."""
         self.is_served = is_served
-        self.message_bytes = min(MAX_INLINE_RESPONSE_BYTES, bus.max_payload_bytes - _SPARE_BYTES)
+        most_bytes = bus.max_payload_bytes
+        self.message_bytes = min(MAX_INLINE_RESPONSE_BYTES, most_bytes - most_bytes // _SPARE)
 
 
 def _least_bytes(output: ModelOutput) -> int:

@@ -16,7 +16,7 @@ from weir.bus.payloads.fetch_plan import Loss, Outcome
 from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.calls.in_flight import PendingRequest
 from weir.runtime.containment import contained
-from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.core.requests import InferResponse
 from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.messages import ResponseEnvelope
@@ -102,7 +102,11 @@ class RemoteOutputFetcher:
     @contained(on_error="_on_fetched_failed")
     def _on_fetched(self, fetching: _FetchingResponse, tensor: Tensor, ref: PayloadRef, outcome: Outcome) -> None:
         fetching.fetches -= 1
-        if isinstance(outcome, Loss):
+        if outcome is Loss.NO_ADDRESS:  # another run would not help
+            response = fetching.response
+            self._payloads.discard(response)
+            response.outputs, response.error = None, unavailable(f"an output can't be fetched: {outcome.value}")
+        elif isinstance(outcome, Loss):
             fetching.is_lost = True
         else:
             tensor.data = outcome
