@@ -27,7 +27,7 @@ from weir.commands.option_commands import OptionCommand, command, with_implied_v
 from weir.commands.perf.command import perf
 from weir.commands.roles import hide_secrets
 from weir.commands.running_server import BrokerTarget, with_broker_options
-from weir.commands.terminal import SectionedCommand, SectionedGroup, examples
+from weir.commands.terminal import SectionedCommand, SectionedGroup, examples, seconds_of
 from weir.commands.traffic import history, rollback, traffic
 from weir.demo.command import PASSES_OPTIONS, demo
 from weir.errors import StartError
@@ -258,9 +258,9 @@ def purge(  # noqa: PLR0913 - options of a command
     if [bool(letters), bool(model or older_than), all_letters].count(True) != 1:
         raise UsageError("name the dead letters, or give --model NAME, --older-than TIME or both, or --all")
     from weir.commands.dead_letters import purge as run
-    from weir.commands.dead_letters import read_age_s
 
-    run(broker, letters or (), model, read_age_s(older_than) if older_than else 0.0, yes)
+    age_s = seconds_of("--older-than", older_than) if older_than else 0.0
+    run(broker, letters or (), model, age_s, yes)
 
 
 app = typer.Typer(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -27,7 +26,6 @@ from weir.schemas.core.errors import WeirError
 
 _SHOWN_BODY_BYTES = 64 << 10
 _HEX_BYTES = 1024
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _Result = TypeVar("_Result")
 
@@ -140,14 +138,6 @@ def purge(broker: BrokerTarget, names: Sequence[str], model: str, age_s: float, 
         return len(letters)
 
     typer.echo(f"purged {_run(broker, throw_away)}")
-
-
-def read_age_s(text: str) -> float:
-    """The seconds in `90s`, `30m`, `12h` or `7d`. Raises UsageError for any other text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"--older-than takes a number and a unit, as in 90s, 30m, 12h or 7d, not {text!r}")
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def shown_body(body: bytes) -> str:

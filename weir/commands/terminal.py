@@ -7,6 +7,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from weir.options import UsageError
+
 _ARGUMENTS, _OPTIONS, _COMMANDS = "Arguments", "Options", "Commands"
 
 
@@ -113,3 +115,21 @@ def one_line(text: str) -> str:
     Other characters that are not printable become "?".
     """
     return "".join(ch if ch.isprintable() else "?" for ch in _LINE_BREAKS.sub(" ", text.strip()))
+
+
+def print_json(document: Any) -> None:
+    """Print a document, indented."""
+    import json
+
+    print(json.dumps(document, indent=2))
+
+
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def seconds_of(option: str, text: str) -> float:
+    """The seconds in `90s`, `30m`, `12h` or `7d`, the value of `option`. Raises UsageError for any other text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match is None or float(match[1]) <= 0:
+        raise UsageError(f"{option} takes a number and a unit, as in 90s, 30m, 12h or 7d, not {text!r}")
+    return float(match[1]) * _UNITS_S[match[2]]

@@ -10,7 +10,7 @@ import typer
 
 from weir.commands.completion import complete_model
 from weir.commands.running_server import HttpUrl, LocalDataDir
-from weir.commands.terminal import SectionedCommand, SectionedGroup, examples
+from weir.commands.terminal import SectionedCommand, SectionedGroup, examples, print_json, seconds_of
 from weir.errors import StartError
 from weir.options.option import UsageError
 from weir.schemas.core.names import model_path
@@ -106,7 +106,7 @@ def ramp(  # noqa: PLR0913 - options of a command
     data_dir: LocalDataDir = None,
 ) -> None:
     """Raise the share of a version step by step, and go back when it is worse. The servers do it; this command returns."""
-    document = {"version": version, "to": to, "over_s": _seconds(over), "abort_if": abort_if}
+    document = {"version": version, "to": to, "over_s": seconds_of("--over", over), "abort_if": abort_if}
     _show(request(url, data_dir, "POST", f"{_path(model)}/ramp", document), as_json)
 
 
@@ -166,16 +166,12 @@ def report(
         return
     if show > len(found["worst"]):
         raise StartError(f"model {model} has {len(found['worst'])} kept requests, so there is no number {show}")
-    import json
-
-    print(json.dumps(request(url, data_dir, "GET", f"{path}/{quote(found['worst'][show - 1]['sample'])}"), indent=2))
+    print_json(request(url, data_dir, "GET", f"{path}/{quote(found['worst'][show - 1]['sample'])}"))
 
 
 def _print_report(found: dict[str, Any], as_json: bool, option: str) -> None:
     if as_json:
-        import json
-
-        print(json.dumps(found, indent=2))
+        print_json(found)
         return
     if not found["versions"]:
         hint = f"weir traffic shadow MODEL VERSION --share 20 --compare{option}"
@@ -198,14 +194,6 @@ def _print_report(found: dict[str, Any], as_json: bool, option: str) -> None:
         print(f"  {number:>3}. version {worst['version']}{request_id}: {worst['difference']}")
 
 
-def _seconds(text: str) -> float:
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-    try:
-        return float(text[:-1]) * units[text[-1:]]
-    except (KeyError, ValueError):
-        raise UsageError(f"--over takes a number and a unit, as in 90s, 30m, 12h or 7d, not {text!r}") from None
-
-
 def history(
     model: Model,
     limit: Annotated[
@@ -218,9 +206,7 @@ def history(
     """List the changes of a model, newest first: loads, unloads, traffic rules, ramps and rollbacks."""
     found = request(url, data_dir, "GET", f"{_model_path(model)}/history?limit={limit}")
     if as_json:
-        import json
-
-        print(json.dumps(found["changes"], indent=2))
+        print_json(found["changes"])
         return
     for change in found["changes"]:
         print(_change_line(change))
@@ -304,9 +290,7 @@ def _model_path(model: str) -> str:
 
 def _show(shown: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        import json
-
-        print(json.dumps(shown, indent=2))
+        print_json(shown)
         return
     sources = {"set": "set by an operator", "config": "from the model's configuration", "none": "no rule"}
     print(

@@ -14,7 +14,7 @@ import typer
 
 from weir.commands.completion import complete_model
 from weir.commands.running_server import HttpUrl, LocalDataDir
-from weir.commands.terminal import SectionedCommand, SectionedGroup, examples
+from weir.commands.terminal import SectionedCommand, SectionedGroup, examples, print_json
 from weir.errors import StartError
 
 if TYPE_CHECKING:
@@ -118,9 +118,7 @@ def list_jobs(
     client = _client(url, data_dir)
     jobs = _call(client, client.list)
     if as_json:
-        import json
-
-        print(json.dumps(jobs, indent=2))
+        print_json(jobs)
         return
     from weir.commands.batch_jobs.batch_display import show_table
 

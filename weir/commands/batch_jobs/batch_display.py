@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import shlex
 import time
 from typing import Any
@@ -13,6 +12,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.table import Table
 
 from weir.commands.batch_jobs.batch_client import JobsClient, Unreachable
+from weir.commands.terminal import print_json
 
 FINAL = ("succeeded", "failed", "cancelled")
 
@@ -67,7 +67,7 @@ def show_job(job: dict[str, Any], as_json: bool) -> None:
     """Print the details of a job."""
     console = Console(highlight=False, soft_wrap=True)
     if as_json:
-        print(json.dumps(job, indent=2))
+        print_json(job)
         return
     inputs = job["input"]
     rows = {

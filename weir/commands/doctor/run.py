@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.text import Text
 
 from weir.commands.doctor.checks import Result, examine, has_problem
 from weir.commands.doctor.probes import probe
-from weir.commands.terminal import one_line
+from weir.commands.terminal import one_line, print_json
 
 WIDTH = 100
 """Width in columns if the output is not a terminal."""
@@ -25,7 +24,7 @@ def run(data_dir: Path | None, as_json: bool) -> int:
     """Check this machine and print the findings; returns the exit status: 1 if there is a problem, else 0."""
     results = examine(probe(data_dir))
     if as_json:
-        print(json.dumps(to_dict(results), indent=2))
+        print_json(to_dict(results))
     else:
         print_results(results)
     return int(has_problem(results))
