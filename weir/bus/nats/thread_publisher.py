@@ -23,8 +23,9 @@ MAX_UNSENT_BYTES = 8 << 20
 MAX_QUEUED_BYTES = 8 << 20
 """Bytes that are queued here, beyond which threads wait."""
 
-MAX_WAIT_S = 5.0
-"""How long a thread waits: by then the connection of a server that hangs is about to be closed."""
+MAX_WAIT_S = 0.5
+"""How long a thread waits with each publish. No longer, because it may hold the lock of a batch, and the event loop, which
+makes room, may wait for that one. The `Bus` disconnects a server that hangs after some seconds."""
 
 _CHECK_S = 0.002
 """How often the event loop checks whether nats-server has read."""

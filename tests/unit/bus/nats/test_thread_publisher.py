@@ -62,7 +62,10 @@ async def test_what_the_event_loop_publishes_leaves_at_once(bus: SlowBus) -> Non
     assert (bus.order(), sent) == (["a"], [True])
 
 
-async def test_a_thread_waits_while_the_server_does_not_read_and_the_event_loop_does_not(bus: SlowBus) -> None:
+async def test_a_thread_waits_while_the_server_does_not_read_and_the_event_loop_does_not(
+    bus: SlowBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thread_publisher, "MAX_WAIT_S", 600)
     count, queued = 4 * MAX_QUEUED_BYTES // len(LARGE), bus.publisher
 
     def publish() -> None:
