@@ -33,7 +33,8 @@ MAX_VALUES = 20_000
 """A shorter JSON document of more commas and brackets than this is read in a helper process too. One of 255 KiB has 87 000
 empty strings, which take 10 to 25 ms, or 19 000 floats."""
 
-_COUNTED_FROM_BYTES = 2 * MAX_VALUES  # a value has a character and a comma at least
+SHORT_BYTES = 2 * MAX_VALUES
+"""A document of at most this is read in the event loop: a value has a character and a comma at least."""
 
 PROCESSES = 2
 LARGE_BYTES = 1 << 20
@@ -47,7 +48,7 @@ RUN_LIMIT_S = 60.0
 
 def takes_long(document: bytes | bytearray | memoryview) -> bool:
     """Whether a helper process has to read this JSON, so that others can be served meanwhile."""
-    if not _COUNTED_FROM_BYTES < len(document) <= OFF_LOOP_BYTES:
+    if not SHORT_BYTES < len(document) <= OFF_LOOP_BYTES:
         return len(document) > OFF_LOOP_BYTES
     text = bytes(document) if isinstance(document, memoryview) else document
     return sum(map(text.count, (b",", b"[", b"{"))) > MAX_VALUES

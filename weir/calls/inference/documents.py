@@ -19,7 +19,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from weir.calls.catalog import ServedModel
-from weir.runtime.offload import OFF_LOOP_BYTES, takes_long
+from weir.runtime.offload import OFF_LOOP_BYTES, SHORT_BYTES, takes_long
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.request_limits import RequestLimits
 from weir.schemas.core.requests import InferRequest, InferResponse
@@ -111,6 +111,8 @@ class JsonCodec:
 
     def read_job(self, source: Document, context: ReadContext) -> Job | None:
         """Implements `Codec.read_job`."""
+        if len(source.data) <= SHORT_BYTES:
+            return None
         length, view = source.header_length, memoryview(source.data)
         json_bytes = len(view) if length is None else int(length) if is_header_length(length) else 0
         if json_bytes > len(view) or not takes_long(view[:json_bytes]):
