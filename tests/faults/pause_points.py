@@ -72,7 +72,7 @@ POINTS = {
         "gateway", "weir.durable.consumer.lane_consumer:LaneConsumer._on_message", is_after=True
     ),
     "durable.submitted": PausePoint("gateway", "weir.durable.consumer.runner:RequestRunner.begin", is_after=True),
-    "durable.answered": PausePoint("gateway", "weir.durable.consumer.runner:RequestRunner._on_response"),
+    "durable.answered": PausePoint("gateway", "weir.durable.consumer.runner:RequestRunner.respond"),
     "durable.recorded": PausePoint("gateway", "weir.durable.records.recorder:Recorder._on_stored"),
     "durable.replied": PausePoint("gateway", "weir.durable.consumer.acknowledger:Acknowledger._flush"),
     "durable.purged": PausePoint("gateway", "weir.durable.consumer.acknowledger:Acknowledger._purged", is_after=True),
