@@ -119,17 +119,6 @@ def request_from_message(
     return request
 
 
-def encode_response(
-    request: InferRequest,
-    response: InferResponse,
-    labels: Mapping[str, Sequence[str]],
-    batching: bool,
-    written: Mapping[str, Tensor] | None = None,
-) -> bytes:
-    """The serialized ModelInferResponse with the requested outputs, as one piece; otherwise as `response_pieces`."""
-    return b"".join(response_pieces(request, response, labels, batching, written))
-
-
 def response_pieces(
     request: InferRequest,
     response: InferResponse,

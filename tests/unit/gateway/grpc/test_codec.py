@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.gateway.grpc_streams import TYPED
-from weir.gateway.grpc.codec import decode_request, encode_response, request_from_message
+from weir.gateway.grpc.codec import decode_request, request_from_message, response_pieces
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.request_limits import RequestLimits
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest, InferResponse, RequestedOutput
@@ -313,7 +313,7 @@ def test_wrong_classification_is_rejected_with_tritons_text(parameters: dict, ex
 
 def encoded(outputs: list[Tensor], request: InferRequest | None = None, **fields: object) -> triton.ModelInferResponse:
     response = InferResponse("m", "2", outputs=outputs, **fields)
-    data = encode_response(request or InferRequest("m"), response, {"scores": ["cat", "dog", "cow"]}, True)
+    data = b"".join(response_pieces(request or InferRequest("m"), response, {"scores": ["cat", "dog", "cow"]}, True))
     return triton.ModelInferResponse.FromString(data)
 
 
