@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
@@ -188,6 +189,28 @@ async def test_a_cancelled_job_frees_its_place(tmp_path: Path, monkeypatch: pyte
     task.cancel()
     assert bytes((await offload.run(f"{HERE}:joined", [b"next"]))[0]) == b"next"
     offload.close()
+
+
+async def test_a_cancelled_job_ends_once_its_parts_are_not_read_any_more(
+    offload: Offload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def fill(parts: Sequence[bytes]) -> int:
+        begun.set()
+        assert goes_on.wait(10)
+        return os.memfd_create("test")
+
+    monkeypatch.setattr("weir.runtime.offload._filled", fill)
+    job = offload.start("any", [b"body"])
+    assert await asyncio.to_thread(begun.wait, 10)
+    job.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not job.done()
+    goes_on.set()
+    await asyncio.wait([job])
+    assert job.cancelled()
 
 
 async def test_too_many_that_wait_are_refused(offload: Offload, tmp_path: Path) -> None:

@@ -60,7 +60,8 @@ class World:
     def __init__(self) -> None:
         self.pending: list[Any] = []
         self.cancelled: list[Any] = []
-        self.jobs: list[asyncio.Future[list[memoryview]]] = []
+        self.jobs: list[asyncio.Task[list[memoryview]]] = []
+        self.results: list[asyncio.Future[list[memoryview]]] = []
         self.is_crowded = False
         self.inference = SimpleNamespace(submit=self._submit, submit_packed=self._submit, cancel=self._cancel)
         self.offload = SimpleNamespace(start=self._start)
@@ -78,9 +79,17 @@ class World:
     def _start(self, operation: str, parts: Any) -> asyncio.Future[list[memoryview]]:
         if self.is_crowded:
             raise overloaded("too many")
-        job = asyncio.get_running_loop().create_future()
-        self.jobs.append(job)
-        return job
+        result = asyncio.get_running_loop().create_future()
+        self.results.append(result)
+        self.jobs.append(asyncio.create_task(self._work(result)))
+        return self.jobs[-1]
+
+    async def _work(self, result: asyncio.Future[list[memoryview]]) -> list[memoryview]:
+        try:
+            return await result
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # a thread still reads the body
+            raise
 
     def respond(self, id: str, is_final: bool = False, size: int = 10) -> None:
         """The model responds, if it has a request."""
@@ -97,11 +106,11 @@ class World:
 
     async def help(self, error: Exception | None = None) -> None:
         """A helper process ends its oldest job."""
-        jobs = [job for job in self.jobs if not job.done()]
-        if jobs and error is None:
-            jobs[0].set_result([memoryview(b"done")])
-        elif jobs and error is not None:
-            jobs[0].set_exception(error)
+        results = [result for result in self.results if not result.done()]
+        if results and error is None:
+            results[0].set_result([memoryview(b"done")])
+        elif results and error is not None:
+            results[0].set_exception(error)
         await settled()
 
 
@@ -269,6 +278,29 @@ async def test_a_rejection_waits_for_its_turn_too() -> None:
     assert (texts(door), door.ends) == (["bad"], 1)
 
 
+async def test_a_rejection_by_a_helper_waits_for_its_turn_too() -> None:
+    world = World()
+    door = Door(world, "bad long")
+    door.hold()
+    door.open()
+    await world.help()
+    assert door.got == []
+    door.resume()
+    assert (texts(door), door.ends) == (["bad"], 1)
+
+
+async def test_the_body_of_a_cancelled_request_is_released_once_nothing_reads_it() -> None:
+    world = World()
+    door = Door(world, "long")
+    door.open()
+    await settled()
+    door.leave()
+    assert door.releases == 0
+    await settled()
+    assert world.jobs[0].cancelled()
+    assert (door.releases, door.got) == (1, [])
+
+
 async def test_a_reader_that_falls_behind_ends_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "MAX_WAITING_BYTES", 10_000)
     world = World()
@@ -375,7 +407,10 @@ def test_every_call_ends_once_in_order_and_leaves_nothing(source: str, events: l
             await settled()
             assert door.ends == 1
         responses = [what for what in door.got if isinstance(what, str)]
-        assert responses == expected[: len(responses)]
+        left = iter(expected)
+        assert all(
+            id in left for id in responses
+        )  # in order; an error takes the place of one that could not be written
         if door.ends and not any(isinstance(what, WeirError) for what in door.got):
             assert responses == expected
         if door.is_gone and not door.ends:
