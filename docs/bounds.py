@@ -123,7 +123,7 @@ weir.durable.records.record_store:MAX_BATCH_BYTES | their bytes | the next batch
 weir.durable.records.record_store:MAX_IN_FLIGHT | unacknowledged batches of records | later ones wait
 weir.durable.consumer.acknowledger:BLOCKED_TIMEOUT_S | wait of an ended message for those before it | it is acknowledged by itself
 weir.durable.requests.ordering:MAX_LOST | lost sequences of a lane that are remembered | as not started
-weir.durable.consumer.lane_consumer:MAX_CANCELLED | cancelled durable requests that have not been pulled yet | the oldest run in vain
+weir.durable.requests.durable_queue:MAX_CANCELLED | cancelled durable requests that have not been pulled yet | the oldest run in vain
 weir.durable.consumer.leased_model:LEASE_GRACE_S | time for which durable requests continue without their model's lease | they are dropped
 weir.durable.api.acceptance:MAX_STORING_BYTES | bodies of asynchronous requests that are not on disk yet | 503
 weir.durable.api.acceptance:STORE_TIMEOUT_S | wait until such a request is on disk | 503

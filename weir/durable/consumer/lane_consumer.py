@@ -14,7 +14,6 @@ exception in the handling of one of them sends that one to stream DEAD.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,10 +28,9 @@ from weir.durable.consumer.acknowledger import Acknowledger
 from weir.durable.consumer.context import ConsumerContext
 from weir.durable.consumer.runner import NO_MODEL, RequestRunner, read_body
 from weir.durable.records.object_bodies import FetchedBody
-from weir.durable.requests.fair_queue import FairQueue
+from weir.durable.requests.durable_queue import DurableQueue
 from weir.durable.requests.headers import HeaderCache, check_id
-from weir.durable.requests.ordering import AdmissionOrder, DeliveryOrder, ParkedRequests, SequenceQueues
-from weir.durable.requests.queue_limits import QueueLimiter
+from weir.durable.requests.ordering import DeliveryOrder
 from weir.durable.requests.request import DurableRequest, Stage
 from weir.runtime.containment import contained
 from weir.runtime.offload import OFF_LOOP_BYTES
@@ -47,17 +45,10 @@ PRINCIPAL = "durable"
 KIND = "durable"
 """The kind of their memory."""
 
-MAX_CANCELLED = 10_000
-"""Cancelled ids that are remembered until their requests arrive."""
-
-ROW_BYTES = 64 << 10  # of a body cost as much as one request, when tenants share a model
-
 SEQUENCE_LOST = "the process that ran a request of sequence {} was lost: start the sequence again"
 
 UNEXPECTED = "unexpected error while the request was handled: see the server's log"
 
-_AGE_SCAN_S = 2.0
-_SPARE_DEADLINES = 1024
 _BUSY_PAUSE_S = 1.0
 
 
@@ -67,51 +58,36 @@ class LaneConsumer:
     def __init__(self, context: ConsumerContext, model: str, lane: Lane, background: asyncio.TaskGroup) -> None:
         self.model = model
         self.lane = lane
-        self.name = "batch" if lane is Lane.BATCH else "event"
         self.is_unknown = False
         """Whether no worker has the model."""
         self._context = context
         self._plain_subject = subjects.event(model) if lane is Lane.EVENT else subjects.batch(model)
         self._checked_prefix = f"{self._plain_subject}.job."  # of requests that a frontend has checked
         self.inbox = f"{subjects.durable_inbox(context.consumer_id)}.{self._plain_subject}"
-        consumer = subjects.durable_consumer(self.name, model)
+        consumer = subjects.durable_consumer("batch" if lane is Lane.BATCH else "event", model)
         self.pull = BoundedPull(context.bus, subjects.QUEUE_STREAM, consumer, self._on_message, context.account.fits)
         self.acks = Acknowledger(context.bus, context.api, self._plain_subject, background)
         self.runner = RequestRunner(context, lane, self._wake, self._register_id, self._resume)
-        self._queue: FairQueue[DurableRequest] = FairQueue(context.weights)
-        self._admissions = AdmissionOrder(self._admit)
-        self._limits = QueueLimiter(model, context.tenant_limits)
+        self._queue = DurableQueue(model, context.weights, context.tenant_limits)
         self._headers = HeaderCache(context.limits)
-        self._lines: SequenceQueues[DurableRequest] = SequenceQueues()
-        self._held: dict[int, DurableRequest] = {}  # by sequence in the stream
-        self._named: dict[str, DurableRequest] = {}
-        self._cancelled: dict[str, None] = {}
-        self._parked = ParkedRequests()
-        self._deadlines: list[tuple[int, int]] = []
-        """A heap of deadlines and sequence numbers; those of requests that have ended stay in it."""
         self._started_sequence = 0
         self._is_owner = False
-        self._is_receiving = False
         self._deliveries = DeliveryOrder()
-        self._losses = 0  # of the connection, when it was acquired
-        self._wake_due = False
-        self._account_due = False
+        self._losses = -1  # of the connection, when messages began to be received
+        self._turn_is_due = False
         self._charged_bytes = 0
         self._accepted = 0  # in this turn of the event loop
         self._bounds: QueueBounds | None = None
         self._bounds_of: ServedModel | None = None
-        self._scanned_s = 0.0
-        self.pending = 0
-        """Messages that were not delivered yet, when the latest one was."""
 
     def __len__(self) -> int:
         """Requests that are held here."""
-        return len(self._held)
+        return len(self._queue)
 
     @property
     def oldest_ms(self) -> int:
         """When the oldest of them was accepted, in unix milliseconds; 0 for none."""
-        return next(iter(self._held.values())).accepted_ms if self._held else 0
+        return next((request.accepted_ms for request in self._queue), 0)
 
     # Ownership
 
@@ -125,9 +101,7 @@ class LaneConsumer:
             self.drop()
             self._started_sequence = started_sequence
         self._deliveries.begin()
-        self._own()
-        self.pull.start(inbox, group)
-        self._wake()
+        self.resume(inbox, group)
 
     def expect_redelivery(self) -> None:
         """The consumer is about to deliver everything unacknowledged again, to the same inbox.
@@ -135,41 +109,33 @@ class LaneConsumer:
         Until then messages from before may arrive, with gaps, and are ignored.
         """
         self._deliveries.begin()
-        self._is_receiving = True
         self._losses = self._context.bus.losses
 
-    def resume(self) -> None:
-        """Continues after `expect_redelivery`, once the consumer is known to be this owner's still."""
-        self._own()
-        self.pull.start()
-        self._wake()
-
-    def _own(self) -> None:
-        self._is_owner = self._is_receiving = True
+    def resume(self, inbox: str = "", group: str | None = None) -> None:
+        """Continues after `expect_redelivery`, once the consumer is known to be this owner's still: as before, without
+        arguments.
+        """
+        self._is_owner = True
         self._losses = self._context.bus.losses
         self.acks.begin()
+        self.pull.start(inbox, group)
+        self._wake()
 
     def pause(self) -> None:
         """Another process may own the lane: starts nothing until `acquire`; requests that run go on."""
-        self._is_owner = self._is_receiving = False
+        self._is_owner, self._losses = False, -1
         self.pull.pause()
 
     def drop(self) -> None:
         """Another process owns the lane: releases all requests, which the broker delivers to that process."""
         self.pause()
-        for request in self._held.values():
+        for request in self._queue:
             if request.stage is not Stage.ENDING:
-                self.runner.discard(request)
+                self.runner.cancel(request)
+                request.stage = Stage.ENDED
             self.runner.release_object(request)
-        self._held.clear()
-        self._named.clear()
+        self._queue.clear()
         self.acks.clear()
-        self._parked.clear()
-        self._deadlines.clear()
-        self._lines.clear()
-        self._limits.clear()
-        self._admissions.clear()
-        self._queue = FairQueue(self._context.weights)
         self.pull.clear()
         self._settle_account()
 
@@ -179,36 +145,27 @@ class LaneConsumer:
         After a loss of the connection messages are ignored until `acquire`: one that was lost would be purged together
         with later ones.
         """
-        if self._is_receiving and self._losses == self._context.bus.losses:
+        if self._losses == self._context.bus.losses:
             self.pull.receive(message)
 
     def tick(self, now_s: float) -> None:
         """Handles deadlines, and requests whose model may be available again. Called periodically."""
         self.pull.check()
-        if self._held:
+        if len(self):
             self.runner.tick(now_s, self.model)
             self._wake()
         now_ms = time.time_ns() // 1_000_000
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            request = self._held.get(heapq.heappop(self._deadlines)[1])
-            if request is not None and request.stage in (Stage.WAITING, Stage.BACKING_OFF):
-                self._expire(request, now_ms)
+        for request in self._queue.expired(now_ms):
+            self._expire(request, now_ms)
         if self._is_owner:
-            self._parked.retry(self._resolve_model)
-        if now_s - self._scanned_s > _AGE_SCAN_S:
-            self._scanned_s = now_s
-            for request in [r for r in self._parked if r.attempt_history.is_expired(now_ms)]:
-                self._expire(request, now_ms)
+            for request in self._queue.retry():
+                self._resume(request)
 
     def cancel(self, id: str) -> None:
         """Ends the request with this id, which was cancelled: its record is stored already."""
-        request = self._named.get(id)
-        if request is None:
-            self._cancelled[id] = None
-            if len(self._cancelled) > MAX_CANCELLED:
-                del self._cancelled[next(iter(self._cancelled))]
-        elif request.stage is not Stage.ENDING:
-            self._context.recorder.resolve(request, _no_callback, self._withdraw)
+        request = self._queue.cancel(id)
+        if request is not None and request.stage is not Stage.ENDING:
+            self._context.recorder.resolve(request, _no_callback, self.runner.cancel)
 
     # From the message to the runner
 
@@ -223,8 +180,7 @@ class LaneConsumer:
             self.pull.done(_size_bytes(message))
             self.pull.consumer_lost = True
             return
-        self.pending = delivery.pending
-        known = self._held.get(delivery.sequence)
+        known = self._queue.find(delivery.sequence)
         if known is not None or self.acks.delivered_again(message.subject, delivery.sequence, message.reply):
             self._context.counters.redeliver(self.model)
             self.pull.done(_size_bytes(message))
@@ -234,8 +190,8 @@ class LaneConsumer:
         self.acks.opened(message.subject, delivery.sequence)
         version = "" if message.subject == self._plain_subject else subjects.durable_target(message.subject)[2]
         request = DurableRequest.of(message, delivery, self.lane, (self.model, version), self._on_ended)
-        self._held[delivery.sequence] = request
-        self._account()
+        self._queue.receive(request)
+        self._wake()
         self._receive_new(request)
 
     @contained(on_error="_on_unexpected_error")
@@ -252,24 +208,28 @@ class LaneConsumer:
         if message.subject != self._plain_subject and not subjects.is_durable_target(message.subject):
             self._peek_id(request)
             self.runner.reject(request, invalid(f"subject '{message.subject}' is not a subject of durable requests"))
-        elif request.maybe_started or self._has_long_body(request):
-            self._admissions.add(request, needs_lookup=True)
+        elif request.maybe_started or (len(request.body) > OFF_LOOP_BYTES and not request.headers.object_name):
             self._after_reading(request, self._settle)
-        elif len(self._admissions):
-            self._admissions.add(request, needs_lookup=False)
         else:
-            self._admit_now(request)
+            self._settled(request)
 
     def _settle(self, request: DurableRequest) -> None:
         """Looks up the record of a request that an earlier owner may have started."""
-        if not request.maybe_started:
-            self._admissions.settled(request)
-            return
-        self._peek_id(request)
-        self._context.recorder.resolve(request, partial(self._admissions.settled, request))
+        if request.maybe_started:
+            self._peek_id(request)
+            self._context.recorder.resolve(request, partial(self._settled, request))
+        else:
+            self._settled(request)
 
-    def _has_long_body(self, request: DurableRequest) -> bool:
-        return len(request.body) > OFF_LOOP_BYTES and not request.headers.object_name
+    def _settled(self, request: DurableRequest) -> None:
+        """Admits a request that has no record yet once all before it are admitted."""
+        if request.stage is Stage.RECEIVED:
+            request.stage = Stage.READ
+        self._admit_next()
+
+    def _admit_next(self) -> None:
+        while (request := self._queue.admit()) is not None:
+            self._admit(request)
 
     def _after_reading(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
         """Calls `then(request)` once a helper process has parsed the body; at once for a short one."""
@@ -287,7 +247,7 @@ class LaneConsumer:
 
     @contained(on_error="_on_unexpected_error")
     def _read_later(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
-        if request.stage is Stage.WAITING and request.delivery.sequence in self._held:
+        if request.stage < Stage.RUNNING:
             self._after_reading(request, then)
 
     @contained(on_error="_on_unexpected_error")
@@ -297,7 +257,7 @@ class LaneConsumer:
         then: Callable[[DurableRequest], None],
         reading: asyncio.Future[list[memoryview]],
     ) -> None:
-        if reading.cancelled() or request.delivery.sequence not in self._held:
+        if reading.cancelled() or request.stage >= Stage.RUNNING:
             return
         error = reading.exception()
         if error is not None and not isinstance(error, WeirError):
@@ -319,39 +279,44 @@ class LaneConsumer:
         if request.headers.id:
             request.name("")
         elif not request.is_named and not request.headers.object_name:
-            request.name(peek_request_id(request, self._context))
+            request.name(self._find_id(request))
+
+    def _find_id(self, request: DurableRequest) -> str:
+        """The KServe id in a request's body, "" if it has none or can't be parsed; sets the format of the body.
+
+        A long body that no helper process has parsed has no id: its headers could not be parsed either.
+        """
+        is_unread = not request.parts and len(request.body) > OFF_LOOP_BYTES
+        if is_unread or request.headers.content_headers.get(HEADER_LENGTH) == "0":
+            return ""
+        try:
+            return check_id(read_body(request, NO_MODEL, self._context).id)
+        except WeirError:
+            return ""
 
     @contained(on_error="_on_unexpected_error")
     def _admit(self, request: DurableRequest) -> None:
-        """Admits a request that has no record yet."""
-        if request.stage is Stage.WAITING and request.delivery.sequence in self._held:
-            self._admit_now(request)
-
-    def _admit_now(self, request: DurableRequest) -> None:
+        if request.stage is not Stage.READ:
+            return
         if request.headers.id and not request.is_named:
             request.name("")
         if request.is_named and not self._register_id(request):
             return
         if request.attempt_history.deadline_ms:
-            self._note_deadline(request)
-        if self._parked.has(request.version) or not self._is_owner:
-            self._parked.add(request)
-        else:
-            self._resolve_now(request)
-
-    def _note_deadline(self, request: DurableRequest) -> None:
-        if len(self._deadlines) > 2 * len(self._held) + _SPARE_DEADLINES:
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._held]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (request.attempt_history.deadline_ms, request.delivery.sequence))
+            self._queue.note_expiry(request)
+        self._find_model(request)
 
     @contained(on_error="_on_unexpected_error")
-    def _resolve_model(self, request: DurableRequest) -> None:
-        """Finds the request's model; parks the request while the model is unavailable."""
-        if request.stage is Stage.WAITING:
-            self._resolve_now(request)
+    def _resume(self, request: DurableRequest) -> None:
+        """Continues with a request, unless it has ended meanwhile."""
+        if request.stage is Stage.READ:
+            self._find_model(request)
 
-    def _resolve_now(self, request: DurableRequest) -> None:
+    def _find_model(self, request: DurableRequest) -> None:
+        """Makes a request ready if its model is available; else parks it."""
+        if not self._is_owner or self._queue.is_away(request.version):
+            self._queue.park(request)
+            return
         try:
             served = self._context.catalog.resolve(self.model, request.version)
         except WeirError as error:
@@ -362,7 +327,7 @@ class LaneConsumer:
         if request.headers.object_name and not request.has_object:
             self._context.objects.fetch(request.headers.object_name, partial(self._on_object, request))
         elif self._may_run_now(request, served):
-            self._enqueue_now(request)
+            self._make_ready(request)
 
     def _count(self, request: DurableRequest, served: ServedModel) -> bool:
         """Whether the queue has room. Requests of an earlier owner, and those that a frontend has checked, always have."""
@@ -371,28 +336,23 @@ class LaneConsumer:
             bounds = self._bounds = queue_bounds(served.config, self._context.bounds)
             self._bounds_of = served
         request.attempt_history.max_age_ms = bounds.max_age_ms
-        headers = request.headers
-        if not request.maybe_started:
-            is_checked = request.message.subject.startswith(self._checked_prefix)
-            error = self._limits.rejection(headers.tenant, request.size_bytes, None if is_checked else bounds)
-            if error is not None:
-                self._peek_id(request)
-                self._context.recorder.fail(request, Outcome.FAILED, error)
-                return False
-        request.is_counted = True
-        self._limits.add(headers.tenant, request.size_bytes)
-        return True
+        is_checked = request.message.subject.startswith(self._checked_prefix)
+        error = self._queue.count(request, None if is_checked else bounds)
+        if error is not None:
+            self._peek_id(request)
+            self._context.recorder.fail(request, Outcome.FAILED, error)
+        return error is None
 
     @contained(on_error="_on_unexpected_error")
     def _on_object(self, request: DurableRequest, body: FetchedBody | WeirError) -> None:
         if isinstance(body, FetchedBody):
-            if request.stage is not Stage.WAITING or request.has_object:
+            if request.stage is not Stage.READ or request.has_object:
                 self._context.objects.release(body.data)
                 return
             request.body, request.digest = body
             request.has_object = True
-            self._after_reading(request, self._resolve_model)
-        elif request.stage is not Stage.WAITING:
+            self._after_reading(request, self._resume)
+        elif request.stage is not Stage.READ:
             return
         elif body.retryable:
             self.runner.failed(request, body)
@@ -408,37 +368,26 @@ class LaneConsumer:
         if not self.runner.read(request, served) or request.request is None:
             return False
         request.sequence = request.request.correlation_id
-        return not request.sequence or self._lines.join(request.sequence, request)
+        return not request.sequence or self._queue.sequences.join(request.sequence, request)
 
-    @contained(on_error="_on_unexpected_error")
-    def _enqueue(self, request: DurableRequest) -> None:
-        self._enqueue_now(request)
-
-    def _enqueue_now(self, request: DurableRequest) -> None:
-        self._queue.add(request.headers.tenant, request, 1 + len(request.body) // ROW_BYTES)
+    def _make_ready(self, request: DurableRequest) -> None:
+        self._queue.make_ready(request)
         self._wake()
 
-    @contained(on_error="_on_unexpected_error")
-    def _resume(self, request: DurableRequest) -> None:
-        if self._is_owner:
-            self._resolve_model(request)
-        else:
-            self._parked.add(request)
-
     def _wake(self) -> None:
-        """Schedules `_run_next` after the messages that have arrived by now."""
-        if not self._wake_due:
-            self._wake_due = True
-            self._context.bus.defer(self._run_next)
+        """Schedules `_end_turn` after the messages that have arrived by now."""
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._context.bus.defer(self._end_turn)
 
-    def _run_next(self) -> None:
-        self._wake_due = False
-        if not self._is_owner or self.runner.is_stopping:
-            return
+    def _end_turn(self) -> None:
+        self._turn_is_due = False
+        may_begin = self._is_owner and not self.runner.is_stopping
         now_ms = time.time_ns() // 1_000_000
         resolved: dict[str, ServedModel] = {}
-        while self.runner.has_room and (request := self._queue.pop()) is not None:
+        while may_begin and self.runner.has_room and (request := self._queue.next()) is not None:
             self._begin(request, now_ms, resolved)
+        self._settle_account()
 
     @contained(on_error="_on_unexpected_error")
     def _begin(self, request: DurableRequest, now_ms: int, resolved: dict[str, ServedModel]) -> None:
@@ -458,7 +407,7 @@ class LaneConsumer:
             starts = asked is not None and bool(asked.sequence_flags & SEQUENCE_START)
             # A request that this process started and that failed temporarily is known to the scheduler, as for any
             # caller.
-            if not self._lines.may_go(request.sequence, starts, request.maybe_started):
+            if not self._queue.sequences.may_go(request.sequence, starts, request.maybe_started):
                 self._context.recorder.fail(
                     request, Outcome.FAILED, unavailable(SEQUENCE_LOST.format(request.sequence), Reason.SEQUENCE_LOST)
                 )
@@ -474,19 +423,18 @@ class LaneConsumer:
         elif is_known and request.version and error.code is ErrorCode.NOT_FOUND:
             self.runner.failed(request, error)  # other versions are served: the wait for this one is limited
         elif error.code in (ErrorCode.NOT_FOUND, ErrorCode.UNAVAILABLE):
-            self._parked.add(request)
+            self._queue.park(request)
         else:
             self._peek_id(request)
             self.runner.failed(request, error)
 
     def _register_id(self, request: DurableRequest) -> bool:
         """Notes the request's id; False where the id was cancelled, so that the request must not run."""
-        if request.id in self._cancelled:
-            del self._cancelled[request.id]
-            self._context.recorder.resolve(request, partial(self._admit, request))
-            return False
-        self._named[request.id] = request
-        return True
+        if self._queue.register(request):
+            return True
+        request.stage = Stage.READ
+        self._context.recorder.resolve(request, partial(self._admit, request))
+        return False
 
     # The end of a request
 
@@ -495,21 +443,14 @@ class LaneConsumer:
         decision = self._context.policy.before(now_ms, request.attempt_history)
         if decision is None or decision.outcome is None:
             return
-        self._withdraw(request)
         self._peek_id(request)
         self._context.recorder.fail(request, decision.outcome, unavailable(decision.reason))
 
-    def _withdraw(self, request: DurableRequest) -> None:
-        """Removes a request from all queues, and cancels it if it runs."""
-        self._queue.remove(request)
-        self._parked.remove(request)
-        self.runner.cancel(request)
-
     def _on_unexpected_error(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
         """Dead-letters a request whose handling raised an unexpected exception."""
-        if request.stage in (Stage.ENDING, Stage.ENDED):
+        if request.stage >= Stage.ENDING:
             return  # the recorder ends it
-        self._withdraw(request)
+        self.runner.cancel(request)
         if not request.headers.id:  # not read yet; the producer looks the record up by this id
             self._read_id(request)
         if request.headers.id:
@@ -525,37 +466,24 @@ class LaneConsumer:
     def _on_ended(self, request: DurableRequest) -> None:
         if not self._finish(None, request):
             return  # the lane was dropped meanwhile
-        if request.is_counted:
-            self._limits.remove(request.headers.tenant, request.size_bytes)
-        if self._named.get(request.id) is request:
-            del self._named[request.id]
-        if request.sequence:
-            following = self._lines.leave(request.sequence, request)
-            if following is not None:
-                self._enqueue(following)
-        self._admissions.advance()
+        following = self._queue.sequences.leave(request.sequence, request) if request.sequence else None
+        if following is not None and following.stage is Stage.READ:
+            self._make_ready(following)
+        self._admit_next()
 
     def _finish(self, _error: Exception | None, request: DurableRequest) -> bool:
         """Acknowledges a request and releases it; False where it was not held."""
-        sequence = request.delivery.sequence
-        if self._held.get(sequence) is not request:
+        if not self._queue.remove(request):
             return False
-        del self._held[sequence]
         self.runner.release_object(request)
-        self.acks.ended(request.message.subject, sequence, request.ack_subject)
+        self.acks.ended(request.message.subject, request.delivery.sequence, request.ack_subject)
         self.pull.done(request.size_bytes)
-        self._account()
+        self._wake()
         return True
 
-    def _account(self) -> None:
-        """Has the counters and the memory ledger follow the held messages at the end of this turn of the event loop."""
-        if not self._account_due:
-            self._account_due = True
-            self._context.bus.defer(self._settle_account)
-
     def _settle_account(self) -> None:
+        """Has the counters and the memory ledger follow the held messages."""
         # Without room messages are held all the same, because the pull had requested them; it requests no more meanwhile.
-        self._account_due = False
         if self._accepted:
             self._context.counters.accept(self.model, self.lane, self._accepted)
             self._accepted = 0
@@ -573,19 +501,3 @@ def _size_bytes(message: Message) -> int:
 
 def _no_callback() -> None:
     """A cancelled request without a record: it goes on."""
-
-
-def peek_request_id(request: DurableRequest, context: ConsumerContext) -> str:
-    """The KServe id in a request's body, "" if it has none or can't be parsed; sets the format of the body.
-
-    A long body that no helper process has parsed has no id: its headers could not be parsed either.
-    """
-    content = request.headers.content_headers
-    if not request.parts and len(request.body) > OFF_LOOP_BYTES:
-        return ""
-    if content.get(HEADER_LENGTH) == "0":
-        return ""
-    try:
-        return check_id(read_body(request, NO_MODEL, context).id)
-    except WeirError:
-        return ""

@@ -174,7 +174,7 @@ class RequestRunner:
         self.cancel(request)
         if is_running:
             self.context.recorder.fail(request, Outcome.FAILED, internal("the response could not be recorded"))
-        elif request.stage is Stage.WAITING:
+        elif request.stage < Stage.BACKING_OFF:
             self.context.recorder.dead_letter(request, internal("the request could not be submitted"))
 
     def respond(self, request: DurableRequest, encoded: Encoded | None, is_final: bool) -> None:
@@ -213,24 +213,15 @@ class RequestRunner:
             asyncio.get_running_loop().call_later(max(0, decision.at_ms - now_ms) / 1000, self._retry, request)
         else:
             self._send_held(request)
-            self.end(request, decision.outcome, WeirError(error.code, decision.reason or error.message))
-
-    def end(self, request: DurableRequest, outcome: Outcome, error: WeirError) -> None:
-        """Ends a request with an error."""
-        error = error_with_id(error, request.id)
-        if outcome is Outcome.DEAD_LETTERED:
-            self.context.recorder.dead_letter(request, error)
-        else:
-            self.context.recorder.fail(request, outcome, error)
-
-    def discard(self, request: DurableRequest) -> None:
-        """Drops a request without a record: another process owns it."""
-        self.cancel(request)
-        request.stage = Stage.ENDED
+            error = error_with_id(WeirError(error.code, decision.reason or error.message), request.id)
+            if decision.outcome is Outcome.DEAD_LETTERED:
+                self.context.recorder.dead_letter(request, error)
+            else:
+                self.context.recorder.fail(request, decision.outcome, error)
 
     def _retry(self, request: DurableRequest) -> None:
         if request.stage is Stage.BACKING_OFF:
-            request.stage = Stage.WAITING
+            request.stage = Stage.READ
             self._on_retry(request)
 
     def release_object(self, request: DurableRequest) -> None:

@@ -1,27 +1,15 @@
-"""The order in which requests of one lane may run: by sequence, after a takeover, and while a model is unavailable.
-
-`SequenceQueues`: the durable requests of one sequence run one after another. Each waits until the one before has its
+"""`SequenceQueues`: the durable requests of one sequence run one after another. Each waits until the one before has its
 terminal record, so that a request is not overtaken while it is retried. After a takeover a request may have been run by
 an earlier owner, and the model may have counted it already. Such a sequence is lost: its requests are rejected until
 one starts it again. Sans-IO: an item is whatever the caller passes, and the caller starts those that are returned.
 
 `DeliveryOrder`: finds deliveries that were lost on the way, as with a server of a NATS cluster.
-
-`AdmissionOrder`: requests that were delivered after a takeover, while their records are looked up. Lookups finish in any
-order, and requests that no earlier owner can have started need none. All are admitted in the order of the stream, because
-one request of a sequence must not overtake another.
-
-`ParkedRequests`: requests whose model, or version of it, is unavailable, by version and in order. A version that is
-unavailable for days must not delay requests for other versions.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
-
-from weir.durable.requests.request import DurableRequest, Stage
 
 MAX_LOST = 10_000
 """Lost sequences that are remembered. Beyond it the oldest are forgotten; the scheduler rejects them as not started."""
@@ -126,82 +114,3 @@ def _remember_sequence(ids: dict[SequenceId, None], id: SequenceId) -> None:
     ids[id] = None
     if len(ids) > MAX_LOST:
         del ids[next(iter(ids))]
-
-
-class AdmissionOrder:
-    """Calls `admit` with requests in the order of the stream; some of them may have ended."""
-
-    def __init__(self, admit: Callable[[DurableRequest], None]) -> None:
-        self._admit = admit
-        self._line: deque[DurableRequest] = deque()
-        self._looked_up: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._line)
-
-    def add(self, request: DurableRequest, needs_lookup: bool) -> None:
-        """Adds a delivered request. With `needs_lookup` it waits until `settled`."""
-        self._line.append(request)
-        if needs_lookup:
-            self._looked_up.add(request.delivery.sequence)
-
-    def settled(self, request: DurableRequest) -> None:
-        """The lookup found no record of the request."""
-        self._looked_up.discard(request.delivery.sequence)
-        self.advance()
-
-    def advance(self) -> None:
-        """Admits requests up to the first one that waits for its lookup."""
-        while self._line and (self._line[0].delivery.sequence not in self._looked_up or self._is_over(self._line[0])):
-            request = self._line.popleft()
-            self._looked_up.discard(request.delivery.sequence)
-            self._admit(request)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._line.clear()
-        self._looked_up.clear()
-
-    @staticmethod
-    def _is_over(request: DurableRequest) -> bool:
-        return request.stage in (Stage.ENDING, Stage.ENDED)
-
-
-class ParkedRequests:
-    """Requests by version. The bound of the lane bounds their number."""
-
-    def __init__(self) -> None:
-        self._versions: dict[str, deque[DurableRequest]] = {}
-
-    def __iter__(self) -> Iterator[DurableRequest]:
-        for waiting in self._versions.values():
-            yield from waiting
-
-    def has(self, version: str) -> bool:
-        """Whether requests for this version are parked; later ones must wait behind them."""
-        return version in self._versions
-
-    def add(self, request: DurableRequest) -> None:
-        """Parks a request until its version is available."""
-        self._versions.setdefault(request.version, deque()).append(request)
-
-    def remove(self, request: DurableRequest) -> None:
-        """Removes a request, if it is parked."""
-        waiting = self._versions.get(request.version)
-        if waiting is not None and request in waiting:
-            waiting.remove(request)
-            if not waiting:
-                del self._versions[request.version]
-
-    def retry(self, enter: Callable[[DurableRequest], None]) -> None:
-        """Calls `enter` with each request, by version, until one is parked again: then those behind it stay parked."""
-        for version in list(self._versions):
-            waiting = self._versions.pop(version)
-            while waiting and version not in self._versions:
-                enter(waiting.popleft())
-            if waiting:
-                self._versions.setdefault(version, deque()).extend(waiting)
-
-    def clear(self) -> None:
-        """Forgets everything."""
-        self._versions.clear()

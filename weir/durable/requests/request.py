@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from enum import Enum
+from enum import IntEnum, auto
 
 import msgspec
 
@@ -22,18 +22,24 @@ NO_HEADERS = DurableHeaders()
 """Those of messages without headers."""
 
 
-class Stage(Enum):
-    """The stages of a request."""
+class Stage(IntEnum):
+    """The stages of a request. Before RUNNING it waits."""
 
-    WAITING = "waiting"
-    """For its model, its body, earlier requests of its sequence, or its turn."""
-    RUNNING = "running"
-    """It is submitted and has no response yet."""
-    BACKING_OFF = "backing off"
+    RECEIVED = auto()
+    """Its record is looked up, or its body is parsed; those behind it wait."""
+    READ = auto()
+    """It waits for earlier requests of the stream, or of its sequence, or for the object that its body is in."""
+    PARKED = auto()
+    """No worker serves its model, or its version of it."""
+    READY = auto()
+    """It waits for its turn."""
+    BACKING_OFF = auto()
     """An attempt failed; the next one starts later."""
-    ENDING = "ending"
+    RUNNING = auto()
+    """It is submitted and has no response yet."""
+    ENDING = auto()
     """Its outcome is known and is being recorded."""
-    ENDED = "ended"
+    ENDED = auto()
 
 
 OnEnded = Callable[["DurableRequest"], None]
@@ -76,7 +82,7 @@ class DurableRequest(msgspec.Struct, eq=False):
     """The version of the model that responded."""
     attempt: Call | None = None
     """The attempt that runs."""
-    stage: Stage = Stage.WAITING
+    stage: Stage = Stage.RECEIVED
     is_counted: bool = False
     """Whether it counts among the waiting requests of its queue."""
     losses: int = 0
