@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import count
+from itertools import count, groupby
 from operator import attrgetter
 
 from weir.scheduler.batching.batch import Batch
@@ -271,45 +271,31 @@ class ModelScheduler:
 
     def _enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         live = self._live[requests[0].gateway]
-        refused: list[Failure] = []
         new: list[QueuedRequest] = []
-        wanted = requests[0].version
-        home = self._home(wanted)
-        place = None if isinstance(home, WeirError) else home
         for request in requests:
             twin = live.get(request.key)
             if twin is not None:
                 twin.frame = DuplicateDelivery(twin.frame, request.frame)
                 continue
-            if request.version != wanted:
-                refused += self._enqueue_at(home, new)
-                wanted, new = request.version, []
-                home = self._home(wanted)
-                place = None if isinstance(home, WeirError) else home
             live[request.key] = request
-            request.place = place
             new.append(request)
-        refused += self._enqueue_at(home, new)
+        refused: list[Failure] = []
+        for wanted, together in groupby(new, _version):
+            of_version = list(together)
+            try:
+                home = self._latest if wanted == LATEST else self._version_for(wanted)
+            except WeirError as error:
+                refused += [Failure(request, error) for request in of_version]
+                continue
+            for request in of_version:
+                request.place = home
+            if home is None:
+                self._unrouted.update(dict.fromkeys(of_version))
+            else:
+                refused += home.enqueue(of_version)
         for failure in refused:
             del live[failure.request.key]
         return refused
-
-    def _home(self, wanted: int) -> AnyVersion | WeirError | None:
-        """Returns where requests for this version wait, or why they fail; None while no version is served."""
-        if wanted == LATEST:
-            return self._latest
-        try:
-            return self._version_for(wanted)
-        except WeirError as error:
-            return error
-
-    def _enqueue_at(self, home: AnyVersion | WeirError | None, requests: list[QueuedRequest]) -> list[Failure]:
-        if isinstance(home, WeirError):
-            return [Failure(request, home) for request in requests]
-        if home is None:
-            self._unrouted.update(dict.fromkeys(requests))
-            return []
-        return home.enqueue(requests) if requests else []
 
     def cancel(self, gateway: str, keys: Iterable[int]) -> Ended:
         """Cancels requests whose callers have left: waiting ones end, running ones are left to finish.

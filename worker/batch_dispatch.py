@@ -338,7 +338,7 @@ class BatchDispatcher:
             return
         running = self._held[batch.scheduler, batch.batch_id] = fetched or Batch(batch, self._worker_id)
         instance.submit(running, more_follow)
-        if instance.held > 1 and instance not in self._watched:
+        if instance not in self._watched and instance.needs_watch:
             self._watched.add(instance)
             self._loop.call_later(MAX_HELD_S, self._watch, instance)
 
@@ -369,7 +369,7 @@ class BatchDispatcher:
         instance.flush_held()
         if instance.stuck_s >= MAX_STUCK_S:
             self._return_waiting(instance, NotRunReason.SLOW)
-        if instance.held > 1:
+        if instance.needs_watch:
             self._watched.add(instance)
             self._loop.call_later(MAX_HELD_S, self._watch, instance)
 

@@ -218,18 +218,15 @@ class VersionScheduler(VersionState):
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Adds requests to the queue; returns those that are rejected."""
-        if self._admission is not None:
-            refused = self._not_admitted(requests, self._admission)
-            if refused:
-                taken = [request for request in requests if request not in refused]
-                failures = self._enqueue(taken) if taken else []
-                return [*self._rejections(list(refused), "wait", self._backoff_us(self._admission)), *failures]
-        return self._enqueue(requests)
-
-    def _enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        failures: list[Failure] = []
+        if self._admission is not None and (refused := self._not_admitted(requests, self._admission)):
+            requests = [request for request in requests if request not in refused]
+            failures = self._rejections(list(refused), "wait", self._backoff_us(self._admission))
+            if not requests:
+                return failures
         self._dispatch.record_arrivals(requests)
-        refused = self._lanes.enqueue(requests)
-        return self._rejections(refused, "queue") if refused else []
+        full = self._lanes.enqueue(requests)
+        return failures + self._rejections(full, "queue") if full else failures
 
     def _rejections(self, requests: list[QueuedRequest], reason: str, backoff_us: int = 0) -> list[Failure]:
         self.refused[reason] += len(requests)

@@ -296,9 +296,9 @@ def _between_answers_and_end(finished: Callable[..., Any], armed: _Armed) -> Cal
 
     @wraps(finished)
     def passing(service: Any, batch: Any) -> Any:
-        if batch.completion is None or batch.completion.batch_id < 0 or not batch.responses:
+        if not (batch.completions and batch.responses):
             return finished(service, batch)
-        finished(service, batch._replace(completion=None))
+        finished(service, batch._replace(completions=()))
         armed.passed("answered")
         return finished(service, batch._replace(responses=(), first=()))
 

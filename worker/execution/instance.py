@@ -212,6 +212,7 @@ class ModelInstance:
         self._left = 0  # changed by the thread
         self._waits_for_readers = False
         self._progress_s = 0.0
+        self._is_fast = False  # the last batch was
         self._has_run_inline = False  # a batch whose update is held
         self._may_hold = self._may_overlap and runs_singly
         self._microbatches: MicrobatchInstance | None = None
@@ -269,6 +270,11 @@ class ModelInstance:
         """The batches that have not started."""
         microbatch = self._microbatch
         return self._inbox.qsize() + (0 if microbatch is None else microbatch.unstarted)
+
+    @property
+    def needs_watch(self) -> bool:
+        """Whether updates may be held, or batches wait, for too long behind a batch that is slow unexpectedly."""
+        return self.held > 1 and (self._is_fast or self.unstarted > 1)
 
     @property
     def stuck_s(self) -> float:
@@ -351,7 +357,11 @@ class ModelInstance:
                 batch = self._next(is_busy=on_device is not None)
                 started: Batch | BatchUpdate | None = None
                 if batch is not None and batch is not _STOP:
-                    if self._microbatches is not None and len(together := self._taken_with(batch)) > 1:
+                    if (
+                        self._microbatches is not None
+                        and self._is_fast
+                        and len(together := self._taken_with(batch)) > 1
+                    ):
                         self._updates.flush()
                         self._run_microbatch(self._microbatches, together)
                         continue
@@ -412,8 +422,10 @@ class ModelInstance:
             if 0 < inline_bytes < _UNBOUNDED:
                 self._pace.note(inline_bytes, busy_us)
             self._updates.add(update)
-            if holds is None:
-                holds = self._may_hold and busy_us <= FAST_US and not (self._inbox.empty() or self._updates.are_due)
+            # Only after two fast ones, so that `needs_watch` was true when the batch that waits now came.
+            was_fast, self._is_fast = self._is_fast, busy_us <= FAST_US
+            if holds is None and self._may_hold and was_fast and self._is_fast:
+                holds = not (self._inbox.empty() or self._updates.are_due)
         if not holds:
             self._updates.flush()
 

@@ -47,9 +47,7 @@ class FakeInstance:
         self.arena_name = "arena"
         self.slots_held = 3
 
-    @property
-    def held(self) -> int:
-        return 0
+    needs_watch = False
 
     def submit(self, batch: Batch, more_follow: bool = False) -> None:
         self.submitted.append(batch)
@@ -330,6 +328,10 @@ class WaitingInstance(ModelInstance):
     @property
     def unstarted(self) -> int:
         return len(self.submitted) - 1
+
+    @property
+    def needs_watch(self) -> bool:
+        return self.held > 1
 
     @property
     def stuck_s(self) -> float:

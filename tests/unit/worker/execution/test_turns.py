@@ -98,8 +98,12 @@ class Served(Ends):
         return batches
 
     def block(self) -> None:
+        self.submit(-1)  # a fast one: updates are held after two of them
+        assert self.until(-1)[1] == {-1: -2}
         self.submit(0)
-        wait_until(lambda: self.model.ran == [[0]])
+        wait_until(lambda: self.model.ran == [[-1], [0]])
+        self.model.ran.clear()
+        self.statistics.__init__()  # type: ignore[misc]
 
 
 @pytest.fixture
@@ -123,7 +127,7 @@ def test_each_batch_is_an_execution_and_all_leave_together(served: Served):
     assert [completion.batch_id for completion in update.completions] == list(range(17))
     assert len(update.responses) == 1
     assert served.outputs == {0: None, **{number: 2 * number for number in range(1, 17)}}
-    assert served.model.ran == [[number] for number in range(17)]
+    assert served.model.ran == [[number] for number in range(1, 17)]
     counted = served.statistics.snapshot()
     assert (counted["success"][0], counted["execution_count"]) == (17, 17)
 
@@ -177,7 +181,7 @@ def test_a_cancelled_batch_does_not_run(served: Served):
     first.cancel("gateway", [1])
     served.go.set()
     _, received = served.until(1, 2)
-    assert (received[1], received[2], served.model.ran) == ("the request was cancelled", 4, [[0], [2]])
+    assert (received[1], received[2], served.model.ran) == ("the request was cancelled", 4, [[2]])
 
 
 def test_what_has_not_started_can_be_withdrawn(served: Served):
@@ -188,7 +192,7 @@ def test_what_has_not_started_can_be_withdrawn(served: Served):
     assert (served.instance.unstarted, served.instance.held) == (0, 1)
     served.go.set()
     served.until(0)
-    assert served.model.ran == [[0]]
+    assert served.model.ran == []
 
 
 def test_a_withdrawal_does_not_keep_a_stopping_instance_from_its_end(served: Served):
@@ -213,6 +217,19 @@ def test_held_updates_leave_while_a_later_batch_runs(served: Served):
     assert served.until(0, 1)[1] == {0: None, 1: 2}
     blocked.set()
     served.until(2)
+
+
+def test_an_instance_is_watched_while_it_may_hold_updates_or_batches(served: Served):
+    served.block()
+    assert not served.instance.needs_watch
+    served.submit(1)
+    assert served.instance.needs_watch, "the last batch was fast"
+    served.instance._is_fast = False
+    assert not served.instance.needs_watch
+    served.submit(2)
+    assert served.instance.needs_watch, "two wait"
+    served.go.set()
+    served.until(0, 1, 2)
 
 
 def test_slow_batches_do_not_wait_for_each_other(served: Served, monkeypatch: pytest.MonkeyPatch):
