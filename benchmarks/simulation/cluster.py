@@ -165,8 +165,7 @@ class Cluster:
         rows = len(batch.padding_rows)
         for request in batch.requests:
             rows += request.batch_size
-        executions = len(batch.requests) if batch.is_microbatch else 1
-        mean_us = scenario.service_us * executions + scenario.service_row_us * rows
+        mean_us = scenario.service_us + scenario.service_row_us * rows
         begin_us = max(now_us + scenario.hop_us, self._free_at.get(instance, 0))
         if scenario.shared_devices:
             device = instance.worker, instance.number % scenario.shared_devices

@@ -21,7 +21,8 @@ from msgspec import Meta
 
 from weir.schemas.core.tensors import CudaRegionRef, DatatypeName, PayloadRef, Reference, RegionRef, Tensor
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
+"""Roles of different wire versions exchange no messages: what one sends is malformed for the other, which says why."""
 
 MAX_ERROR_LENGTH = 200
 
@@ -65,7 +66,7 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag=WIRE_VERSION):
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:
         """The message in `data`. Raises MalformedMessage."""
-        message: Self = decode(data, cls, cls.__name__)
+        message: Self = _decode_versioned(data, cls, cls.__name__)
         return message
 
 
@@ -79,7 +80,7 @@ class Record(msgspec.Struct, frozen=True):
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:
         """The message in `data`. Raises MalformedMessage."""
-        message = decode(data, _versioned(cls), cls.__name__)
+        message = _decode_versioned(data, _versioned(cls), cls.__name__)
         record: Self = message[1]
         return record
 
@@ -90,6 +91,23 @@ def decode(data: bytes | memoryview, kind: Any, name: str) -> Any:
         return _decoder(kind).decode(data)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"not a {name}: {str(error)[:MAX_ERROR_LENGTH]}") from error
+
+
+def _decode_versioned(data: bytes | memoryview, kind: Any, name: str) -> Any:
+    try:
+        return decode(data, kind, name)
+    except MalformedMessage as error:
+        version = _version_of(data)
+        if version in (None, WIRE_VERSION):
+            raise
+        other = f"a {name} of wire version {version}, where this process has {WIRE_VERSION}"
+        raise MalformedMessage(f"{other}: all roles must be of one release") from error
+
+
+def _version_of(data: bytes | memoryview) -> int | None:
+    """The first element of a MessagePack array, if it is a small number; None for anything else."""
+    first = {0xDC: 3, 0xDD: 5}.get(data[0], 1 if data[0] & 0xF0 == 0x90 else 0) if data else 0
+    return data[first] if 0 < first < len(data) and data[first] < 0x80 else None
 
 
 def decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -130,7 +148,7 @@ def _subclasses(kind: type[msgspec.Struct]) -> Iterator[type[msgspec.Struct]]:
 
 @cache
 def _versioned(record: type) -> Any:
-    return tuple[Literal[1], record]  # type: ignore[valid-type]
+    return tuple[Literal[2], record]  # type: ignore[valid-type]  # WIRE_VERSION: a Literal takes no name
 
 
 def bin_header(size_bytes: int) -> bytes:

@@ -96,9 +96,3 @@ def test_sums_survive_their_way() -> None:
         TrafficReport.unpack(TrafficReport("g", [], [totals.row("m", 2)]).pack()).comparisons[0].outputs
         == totals.outputs
     )
-
-
-def test_reports_of_processes_without_comparisons_are_read() -> None:
-    import msgspec
-
-    assert TrafficReport.unpack(msgspec.msgpack.encode([1, "gateway-1", []])).comparisons == []

@@ -9,7 +9,7 @@ from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import ClientRef, CudaRegionRef, PayloadRef, RegionRef, Tensor
 from weir.schemas.kserve.regions import CUDA, SYSTEM, CudaOpened, CudaOpening, Region
-from weir.schemas.wire.codec import MalformedMessage, Message
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, Message
 from weir.schemas.wire.messages import pack_response, pack_responses, unpack_responses
 from weir.schemas.wire.request_body import pack_body, unpack_body
 
@@ -46,12 +46,12 @@ def test_regions_survive_packing(region: Region) -> None:
     [
         [],
         [1],
-        [2, SYSTEM, "r", 1, "", 0, "", 0, 0, b""],
-        [1, "disk", "r", 1, "", 0, "", 0, 0, b""],
-        [1, SYSTEM, 5, 1, "", 0, "", 0, 0, b""],
-        [1, SYSTEM, "r", -1, "", 0, "", 0, 0, b""],
-        [1, SYSTEM, "r", 1, "", 0, "", True, 0, b""],
-        [1, SYSTEM, "r", 1, "", 0, "", 0, 0, "h"],
+        [WIRE_VERSION + 1, SYSTEM, "r", 1, "", 0, "", 0, 0, b""],
+        [WIRE_VERSION, "disk", "r", 1, "", 0, "", 0, 0, b""],
+        [WIRE_VERSION, SYSTEM, 5, 1, "", 0, "", 0, 0, b""],
+        [WIRE_VERSION, SYSTEM, "r", -1, "", 0, "", 0, 0, b""],
+        [WIRE_VERSION, SYSTEM, "r", 1, "", 0, "", True, 0, b""],
+        [WIRE_VERSION, SYSTEM, "r", 1, "", 0, "", 0, 0, "h"],
         7,
     ],
 )
@@ -70,12 +70,12 @@ def test_requests_to_map_gpu_memory_survive_packing() -> None:
 @pytest.mark.parametrize(
     ("message", "row"),
     [
-        (CudaOpening, [1, "h", 1, 100]),
-        (CudaOpening, [1, b"h", True, 100]),
-        (CudaOpening, [1, b"h", 1]),
-        (CudaOpened, [1, 5, "no"]),
-        (CudaOpened, [1, "w", b"no"]),
-        (CudaOpened, [2, "w", "no"]),
+        (CudaOpening, [WIRE_VERSION, "h", 1, 100]),
+        (CudaOpening, [WIRE_VERSION, b"h", True, 100]),
+        (CudaOpening, [WIRE_VERSION, b"h", 1]),
+        (CudaOpened, [WIRE_VERSION, 5, "no"]),
+        (CudaOpened, [WIRE_VERSION, "w", b"no"]),
+        (CudaOpened, [WIRE_VERSION + 1, "w", "no"]),
     ],
 )
 def test_malformed_requests_to_map_gpu_memory(message: type[Message], row: list[object]) -> None:

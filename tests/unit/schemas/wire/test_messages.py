@@ -9,7 +9,7 @@ import pytest
 
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage
 from weir.schemas.wire.messages import (
     MAX_REASON_LENGTH,
     CancelledRequests,
@@ -54,12 +54,6 @@ def test_responses_and_their_end() -> None:
 
 
 TRACED: Timestamps = {"QUEUE_START": 5, "BATCH_ID": 6, "SCHEDULER": "scheduler-1", "WORKER": "worker-2"}
-
-
-def test_names_in_place_of_timestamps_are_understood() -> None:
-    """Workers of some days before the first release sent them there."""
-    sent = encode((1, 3, [(7, [], None, True, TRACED)]))
-    assert unpack_responses(sent)[1][0].timestamps == TRACED
 
 
 def test_cancelled_requests_survive_packing() -> None:
