@@ -7,6 +7,7 @@ for the real one, and goes when that comes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -97,9 +98,11 @@ class Door:
         self.ledger = ledger
         self.caller = asking
         self.calls = calls
+        self.writers: list[asyncio.StreamWriter] = []
 
     async def ask(self, plan: dict[str, Any] | str, **more: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 16)
+        self.writers.append(writer)
         text = plan if isinstance(plan, str) else json.dumps(plan)
         body = json.dumps({"model": "streamer", "input": text, **more}).encode()
         writer.write(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
@@ -148,7 +151,12 @@ async def door(server: Server) -> AsyncIterator[Door]:
         await listeners.serve("HTTP", lambda connections: HttpConnection(app, limits, connections))
         try:
             async with asyncio.timeout(60):
-                yield Door(listeners.port("HTTP"), ledger, asking, calls)
+                asked = Door(listeners.port("HTTP"), ledger, asking, calls)
+                yield asked
+                for writer in asked.writers:
+                    writer.close()
+                    with contextlib.suppress(ConnectionError):
+                        await writer.wait_closed()
                 await eventually(lambda: asking.inference.in_flight == 0 and ledger.total_bytes == 0)
         finally:
             listeners.stop("HTTP", at_once=True)
@@ -157,21 +165,19 @@ async def door(server: Server) -> AsyncIterator[Door]:
 
 async def test_one_embedding(server: Server) -> None:
     async with door(server) as asked:
-        reader, writer = await asked.ask({"responses": 1, "size": 3})
+        reader, _ = await asked.ask({"responses": 1, "size": 3})
         status, headers = await head(reader)
         body = json.loads(await reader.readexactly(int(headers["content-length"])))
         assert (status, body["data"][0]["embedding"]) == (200, [0, 0, 0])
-        writer.close()
 
 
 async def test_a_stream_of_embeddings(server: Server) -> None:
     async with door(server) as asked:
-        reader, writer = await asked.ask({"responses": 4, "size": 2, "error_at": 2}, stream=True)
+        reader, _ = await asked.ask({"responses": 4, "size": 2, "error_at": 2}, stream=True)
         status, headers = await head(reader)
         assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         found = [event.get("error") or event["data"][0]["index"] async for event in events(reader)]
         assert found == [0, 1, "error 2", 3]
-        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -179,18 +185,16 @@ async def test_a_stream_of_embeddings(server: Server) -> None:
 )
 async def test_what_can_not_be_read_is_rejected(server: Server, more: dict[str, Any], status: int) -> None:
     async with door(server) as asked:
-        reader, writer = await asked.ask("", **more)
+        reader, _ = await asked.ask("", **more)
         assert (await head(reader))[0] == status
-        writer.close()
 
 
 async def test_a_server_without_room_rejects_with_503(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async with door(server) as asked:
         monkeypatch.setattr("weir.calls.in_flight.MAX_IN_FLIGHT", 0)
-        reader, writer = await asked.ask({"responses": 1})
+        reader, _ = await asked.ask({"responses": 1})
         status, headers = await head(reader)
         assert (status, int(headers["retry-after"]) > 0) == (503, True)
-        writer.close()
 
 
 async def test_a_client_that_leaves_cancels_its_model(server: Server, tmp_path: Path) -> None:
@@ -204,20 +208,18 @@ async def test_a_client_that_leaves_cancels_its_model(server: Server, tmp_path: 
 async def test_a_slow_reader_holds_its_call_and_gets_everything(server: Server) -> None:
     async with door(server) as asked:
         count, size = 60, 200_000
-        reader, writer = await asked.ask({"responses": count, "size": size}, stream=True)
+        reader, _ = await asked.ask({"responses": count, "size": size}, stream=True)
         await head(reader)
         [call] = asked.calls
         await eventually(lambda: call.has_waiting)  # what the sockets take is full
         assert 0 < call.held_bytes <= MAX_WAITING_BYTES
         found = [event["data"][0]["index"] async for event in events(reader)]
         assert found == list(range(count))
-        writer.close()
 
 
 async def test_a_reader_that_never_reads_is_ended_and_its_model_cancelled(server: Server, tmp_path: Path) -> None:
     async with door(server) as asked:
         plan = {"until_cancelled": str(tmp_path / "sent"), "size": 200_000}
-        _, writer = await asked.ask(plan, stream=True)
+        await asked.ask(plan, stream=True)
         await eventually((tmp_path / "sent").exists)
         assert int((tmp_path / "sent").read_text()) * 200_000 > MAX_WAITING_BYTES
-        writer.close()
