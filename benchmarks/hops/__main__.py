@@ -1,7 +1,7 @@
 """The functions that one request passes: `python -m benchmarks.hops` prints them per role, in the order of first calls.
 
 A server with one model is asked one request after another over a kept connection. Between the bytes of a request and those
-of its response all calls are noted in all processes (`sys.setprofile`). What was called for each of the requests belongs
+of its response all calls are noted in all processes (`sys.setprofile`). What was called for nearly all requests belongs
 to a request; the rest is timers and other housekeeping. Telemetry is left out: traces, and the modules that count for
 statistics. Comprehensions count with their function. `--page` prints the list as docs/architecture.md shows it.
 """
@@ -14,6 +14,7 @@ import mmap
 import tempfile
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,9 @@ from tests.support.models.zoo import write_identity
 from tests.support.servers.weir_server import Server
 
 REQUESTS = 20
+USUAL = 0.9
+"""The share of the requests that a function must be called for, to be printed."""
+
 PROBE = Path(__file__).parent / "probe"
 ROOT = Path(__file__).parents[2]
 ROLES = ("gateway", "scheduler", "worker")
@@ -109,21 +113,17 @@ def _name(file: str, function: str) -> str:
     return f"{module}:{function}"
 
 
-def common(captures: list[dict[str, list[str]]]) -> dict[str, list[str]]:
-    """What was called for every request, in the order of the first one."""
-    first, *others = captures
-    return {
-        role: [
-            name for name in dict.fromkeys(first.get(role, [])) if all(name in found.get(role, ()) for found in others)
-        ]
-        for role in ROLES
-    }
+def called(captures: list[dict[str, list[str]]], share: float) -> dict[str, list[str]]:
+    """What was called for at least this share of the requests, by role, in the order of first calls."""
+    counts = {role: Counter(name for found in captures for name in set(found.get(role, ()))) for role in ROLES}
+    order = {role: dict.fromkeys(name for found in captures for name in found.get(role, ())) for role in ROLES}
+    return {role: [name for name in order[role] if counts[role][name] >= share * len(captures)] for role in ROLES}
 
 
-def measured() -> dict[str, list[str]]:
-    """The functions that one request passes, as `module:function`, by role."""
+def measured() -> list[dict[str, list[str]]]:
+    """The functions that each of some requests passes, as `module:function`, by role."""
     with served() as (server, flag):
-        return common(capture(server, flag))
+        return capture(server, flag)
 
 
 def counted(names: Iterable[str]) -> str:
@@ -149,7 +149,7 @@ def page(found: dict[str, list[str]]) -> str:
 
 def main(as_page: bool = typer.Option(False, "--page", help="Print it as the page shows it.")) -> None:
     """Print the functions that one request passes."""
-    found = measured()
+    found = called(measured(), USUAL)
     if as_page:
         print(page(found))
         return

@@ -66,7 +66,10 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag=WIRE_VERSION):
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:
         """The message in `data`. Raises MalformedMessage."""
-        message: Self = _decode_versioned(data, cls, cls.__name__)
+        try:
+            message: Self = _decoder(cls).decode(data)
+        except (ValueError, RecursionError) as error:
+            raise _malformed(data, cls.__name__, error) from error
         return message
 
 
@@ -80,8 +83,10 @@ class Record(msgspec.Struct, frozen=True):
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:
         """The message in `data`. Raises MalformedMessage."""
-        message = _decode_versioned(data, _versioned(cls), cls.__name__)
-        record: Self = message[1]
+        try:
+            record: Self = _decoder(_versioned(cls)).decode(data)[1]
+        except (ValueError, RecursionError) as error:
+            raise _malformed(data, cls.__name__, error) from error
         return record
 
 
@@ -93,15 +98,12 @@ def decode(data: bytes | memoryview, kind: Any, name: str) -> Any:
         raise MalformedMessage(f"not a {name}: {str(error)[:MAX_ERROR_LENGTH]}") from error
 
 
-def _decode_versioned(data: bytes | memoryview, kind: Any, name: str) -> Any:
-    try:
-        return decode(data, kind, name)
-    except MalformedMessage as error:
-        version = _version_of(data)
-        if version in (None, WIRE_VERSION):
-            raise
-        other = f"a {name} of wire version {version}, where this process has {WIRE_VERSION}"
-        raise MalformedMessage(f"{other}: all roles must be of one release") from error
+def _malformed(data: bytes | memoryview, name: str, error: Exception) -> MalformedMessage:
+    version = _version_of(data)
+    if version in (None, WIRE_VERSION):
+        return MalformedMessage(f"not a {name}: {str(error)[:MAX_ERROR_LENGTH]}")
+    other = f"a {name} of wire version {version}, where this process has {WIRE_VERSION}"
+    return MalformedMessage(f"{other}: all roles must be of one release")
 
 
 def _version_of(data: bytes | memoryview) -> int | None:
