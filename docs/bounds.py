@@ -201,8 +201,8 @@ weir.worker.direct_dispatch:MAX_AHEAD_US | expected microseconds of requests sta
 weir.worker.ensembles.step_templates:MAX_TEMPLATES | templates of an ensemble's steps | all are made again
 weir.worker.execution.updates:MAX_HELD_S | wait of responses for those of the next batches of their instance | they are sent
 weir.worker.batch_dispatch:MAX_STUCK_S | wait of several batches behind one that does not end | back to the queue
-weir.worker.execution.instance:MAX_TOGETHER | batches that go to the process of an instance in one message | the others wait
-weir.worker.execution.instance:MAX_TOGETHER_BYTES | their bodies | the others wait
+weir.worker.execution.microbatch:MAX_TOGETHER | batches that go to the process of an instance in one message | the others wait
+weir.worker.execution.microbatch:MAX_TOGETHER_BYTES | their bodies | the others wait
 weir.worker.execution.streaming:MAX_RESCHEDULED | rescheduled requests of an instance whose responses are numbered on | the stream of the oldest ends with an error
 weir.worker.execution.statistics:MAX_RESPONSE_INDEXES | responses of a request with their own counters | counted with the last
 weir.worker.backends.python.calls:MAX_UNSENT_BYTES | responses for a Python model that its process has not read | the call ends with an error

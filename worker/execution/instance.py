@@ -15,11 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weir.bus.kv.sequence_states import SequenceStates
-from weir.bus.naming.identity import SEGMENT_PREFIX
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.wire.messages import BatchLost, BatchReleased
-from weir.schemas.wire.request_body import is_body_ref
 from weir.telemetry.metrics_config import MetricsConfig
 from weir.worker.backend_api.interface import (
     DeviceLost,
@@ -35,7 +33,8 @@ from weir.worker.devices.host_policy import NO_POLICIES, UNBOUND, HostPolicies
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.batch_runner import BatchRunner
 from weir.worker.execution.batch_tensors import Reshaper
-from weir.worker.execution.microbatch import Microbatch
+from weir.worker.execution.microbatch import MAX_TOGETHER, MAX_TOGETHER_BYTES, Microbatch
+from weir.worker.execution.pace import FAST_US, UNBOUNDED, Pace, measured_bytes
 from weir.worker.execution.rate_limiter import InstancePermit, RateLimiterPermits
 from weir.worker.execution.response_writer import ResponseWriter
 from weir.worker.execution.sequences import ImplicitStates, StateDeclarations
@@ -96,56 +95,6 @@ class InstanceSpec:
     states: StateDeclarations | None = None
     warm_up: Sequence[WarmUpSample] = ()
     permit: InstancePermit | None = None
-
-
-_SEGMENT = SEGMENT_PREFIX.encode()  # in a body, the beginning of a reference to shared memory
-_UNBOUNDED = 1 << 62
-
-MAX_TOGETHER = 32
-"""Batches that go to the process of an instance in one message."""
-
-MAX_TOGETHER_BYTES = 4 << 20
-"""Bodies of these batches together."""
-
-FAST_US = 1000
-"""A batch that takes no longer does not delay the event loop noticeably. This is time on the clock: on a busy machine a
-small batch takes several times as long as alone."""
-
-FAST_BATCHES = 64
-"""So many batches in a row must have been fast before the event loop runs one."""
-
-
-class Pace:
-    """Whether batches of an instance are so short that the next may run in the event loop. For one thread at a time."""
-
-    __slots__ = ("_fast", "_fast_bytes")
-
-    def __init__(self) -> None:
-        self._fast = 0  # fast batches since the last slow one
-        self._fast_bytes = 0  # the largest of them
-
-    def note(self, size_bytes: int, busy_us: int) -> None:
-        """Notes how long a batch with bodies of this size has taken."""
-        if busy_us > FAST_US:
-            self._fast = self._fast_bytes = 0
-            return
-        self._fast += 1
-        self._fast_bytes = max(self._fast_bytes, size_bytes)
-
-    def is_fast(self, size_bytes: int) -> bool:
-        """Whether a batch with bodies of this size is expected to be fast: so many were, some of them as large."""
-        return self._fast >= FAST_BATCHES and size_bytes <= self._fast_bytes
-
-
-def _inline_bytes(batch: Batch) -> int:
-    """The size of the bodies of a batch; beyond all bounds where content lies in shared memory."""
-    size_bytes = 0
-    for entry in batch.message.entries:
-        body = entry.body
-        if is_body_ref(body) or _SEGMENT in body:
-            return _UNBOUNDED
-        size_bytes += len(body)
-    return size_bytes
 
 
 class ModelInstance:
@@ -246,7 +195,7 @@ class ModelInstance:
         if self.held == 1:
             self._progress_s = time.monotonic()
             if self._instance is not None:
-                size_bytes = _inline_bytes(batch)
+                size_bytes = measured_bytes(batch)
                 if self._pace.is_fast(size_bytes):
                     self._has_run_inline = more_follow
                     self._leave(self._run_batch(self._instance, batch), size_bytes, holds=more_follow)
@@ -380,7 +329,7 @@ class ModelInstance:
                         continue
                     started = self._finish(instance, started)
                 if batch is not None and batch is not _STOP:
-                    self._leave(started, 0 if self._instance is None else _inline_bytes(batch))
+                    self._leave(started, 0 if self._instance is None else measured_bytes(batch))
         finally:
             self._updates.flush()
             self._leave_rate_limiter()
@@ -419,7 +368,7 @@ class ModelInstance:
         self._progress_s = time.monotonic()
         if update is not None:
             busy_us = max([getattr(completion, "busy_us", 0) for completion in update.completions], default=0)
-            if 0 < inline_bytes < _UNBOUNDED:
+            if 0 < inline_bytes < UNBOUNDED:
                 self._pace.note(inline_bytes, busy_us)
             self._updates.add(update)
             # Only after two fast ones, so that `needs_watch` was true when the batch that waits now came.
@@ -540,7 +489,7 @@ class ModelInstance:
         return self._runner.failed(batch, error)
 
     def _failure_failed(self, _second: Exception, batch: Batch, _error: BaseException) -> BatchUpdate:
-        return _lost_update(batch.message.scheduler, batch.message.batch_id)
+        return BatchUpdate(batch.message.scheduler, (BatchLost(batch.message.batch_id),))
 
     def _device_failed(self, loss: DeviceLost) -> None:
         """Reports an error that makes the device unusable for this process."""
@@ -549,7 +498,3 @@ class ModelInstance:
         self._environment.device_lost.set()
         if is_first:
             self._environment.on_device_lost(str(loss))
-
-
-def _lost_update(scheduler: str, batch_id: int) -> BatchUpdate:
-    return BatchUpdate(scheduler, (BatchLost(batch_id),))

@@ -13,6 +13,12 @@ from weir.schemas.core.errors import WeirError
 from weir.worker.backend_api.interface import Execution, MicrobatchRun, Result
 from weir.worker.execution.batch import Batch
 
+MAX_TOGETHER = 32
+"""Batches that go to the process of an instance in one message."""
+
+MAX_TOGETHER_BYTES = 4 << 20
+"""Bodies of these batches together."""
+
 
 class Microbatch(Execution):
     """The execution of the requests of all its `batches`: each position stands for the request of one. Thread-safe.

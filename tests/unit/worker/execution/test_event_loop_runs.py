@@ -25,7 +25,8 @@ from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
 from weir.worker.devices.host_policy import UNBOUND, HostPolicy
 from weir.worker.execution.batch import Batch
-from weir.worker.execution.instance import FAST_BATCHES, FAST_US, InstanceSpec, ModelEnvironment, ModelInstance, Pace
+from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
+from weir.worker.execution.pace import FAST_BATCHES, FAST_US, Pace
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
 

@@ -169,7 +169,9 @@ class Served(Ends):
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    # Only a fast instance takes batches together, and the first batch of a test is slow.
+    monkeypatch.setattr("weir.worker.execution.instance.FAST_US", 60_000_000)
     made = Served()
     yield made
     made.model.go.set()
