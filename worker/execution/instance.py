@@ -33,8 +33,7 @@ from weir.worker.devices.host_policy import NO_POLICIES, UNBOUND, HostPolicies
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.batch_runner import BatchRunner
 from weir.worker.execution.batch_tensors import Reshaper
-from weir.worker.execution.microbatch import MAX_TOGETHER, MAX_TOGETHER_BYTES, Microbatch
-from weir.worker.execution.pace import FAST_US, UNBOUNDED, Pace, measured_bytes
+from weir.worker.execution.microbatch import FAST_US, MAX_TOGETHER, MAX_TOGETHER_BYTES, Microbatch, Pace, measured_bytes
 from weir.worker.execution.rate_limiter import InstancePermit, RateLimiterPermits
 from weir.worker.execution.response_writer import ResponseWriter
 from weir.worker.execution.sequences import ImplicitStates, StateDeclarations
@@ -368,7 +367,7 @@ class ModelInstance:
         self._progress_s = time.monotonic()
         if update is not None:
             busy_us = max([getattr(completion, "busy_us", 0) for completion in update.completions], default=0)
-            if 0 < inline_bytes < UNBOUNDED:
+            if inline_bytes:
                 self._pace.note(inline_bytes, busy_us)
             self._updates.add(update)
             # Only after two fast ones, so that `needs_watch` was true when the batch that waits now came.

@@ -26,7 +26,7 @@ from weir.worker.backend_api.interface import Execution, Instance, InstanceDevic
 from weir.worker.devices.host_policy import UNBOUND, HostPolicy
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.instance import InstanceSpec, ModelEnvironment, ModelInstance
-from weir.worker.execution.pace import FAST_BATCHES, FAST_US, Pace
+from weir.worker.execution.microbatch import FAST_BATCHES, FAST_US, Pace
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
 
