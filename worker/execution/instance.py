@@ -308,6 +308,7 @@ class ModelInstance:
                     if (
                         self._microbatches is not None
                         and self._is_fast
+                        and len(batch.message.entries) == 1
                         and len(together := self._taken_with(batch)) > 1
                     ):
                         self._updates.flush()
@@ -339,9 +340,11 @@ class ModelInstance:
         size_bytes = len(batch.message.entries[0].body)
         with self._inbox_lock:
             while len(together) < MAX_TOGETHER and (following := self._next(is_busy=True)) is not None:
-                if following is not _STOP:
+                fits = following is not _STOP and len(following.message.entries) == 1
+                if fits:
                     size_bytes += len(following.message.entries[0].body)
-                if following is _STOP or following.message.scheduler != scheduler or size_bytes > MAX_TOGETHER_BYTES:
+                    fits = following.message.scheduler == scheduler and size_bytes <= MAX_TOGETHER_BYTES
+                if not fits:
                     others = [following]
                     while (other := self._next(is_busy=True)) is not None:
                         others.append(other)

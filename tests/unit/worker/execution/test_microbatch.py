@@ -118,7 +118,7 @@ class Model:
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
         assert self.go.wait(10)
-        return [Result()]
+        return [Result() for _ in requests]
 
     def close(self) -> None:
         pass
@@ -330,6 +330,21 @@ def test_requests_that_are_cancelled_or_late_do_not_run(served: Served) -> None:
     _, received = served.until(1, 2, 3)
     assert (received[2], received[3]) == ("Request timeout expired", 6)
     assert "cancelled" in received[1]
+
+
+def test_a_batch_of_several_requests_goes_alone(served: Served) -> None:
+    served.submit(-1)
+    wait_until(lambda: served.instance.unstarted == 0)
+    several = batch_of(2)
+    several.message.entries.append(batch_of(3).message.entries[0])
+    served.submit(1)
+    served.instance.submit(several)
+    served.submit(4, 5)
+    served.go()
+    run = served.model.runs.get(timeout=10)
+    assert served.until(1, 2)[1] == {1: None, 2: None, 3: None}
+    run.end(2)
+    assert served.until(4, 5)[1] == {4: 8, 5: 10}
 
 
 def test_batches_of_several_schedulers_do_not_share_a_message(served: Served) -> None:
