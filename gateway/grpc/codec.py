@@ -137,21 +137,21 @@ def response_pieces(
     )
     if response.parameters:
         write_parameters(response.parameters, message.parameters)
-    wishes = {output.name: output for output in request.outputs}
+    requested = {output.name: output for output in request.outputs}
     raw_contents: list[Any] = []
     for tensor in response.outputs:
-        wish = wishes.get(tensor.name)
-        if wishes and wish is None:
+        wanted = requested.get(tensor.name)
+        if requested and wanted is None:
             continue
-        if wish is not None and wish.class_count:
+        if wanted is not None and wanted.class_count:
             done = written.get(tensor.name) if written else None
-            tensor = done or classify(tensor, wish.class_count, batching, labels.get(tensor.name))
+            tensor = done or classify(tensor, wanted.class_count, batching, labels.get(tensor.name))
         output = message.outputs.add()
         output.name = tensor.name
         output.datatype = tensor.datatype
         output.shape.extend(tensor.shape)
-        if wish is not None and wish.region is not None:
-            write_parameters(wish.parameters or {}, output.parameters)
+        if wanted is not None and wanted.region is not None:
+            write_parameters(wanted.parameters or {}, output.parameters)
             raw_contents.append(b"")
         else:
             raw_contents.append(tensor.data)

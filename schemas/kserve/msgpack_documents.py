@@ -75,11 +75,11 @@ def build_msgpack_response(
     piece += _OUTPUTS + _packer.pack_array_header(len(outputs))
     chunks: list[bytes | memoryview] = []
     for tensor in outputs:
-        wish = requested.get(tensor.name)
-        if wish is not None and wish.class_count:
+        wanted = requested.get(tensor.name)
+        if wanted is not None and wanted.class_count:
             done = written.get(tensor.name) if written else None
-            tensor = done or classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
-        is_elsewhere = wish is not None and wish.region is not None  # the caller finds the content there
+            tensor = done or classify(tensor, wanted.class_count, batching, labels(tensor.name) if labels else None)
+        is_elsewhere = wanted is not None and wanted.region is not None  # the caller finds the content there
         piece += _packer.pack_map_header(3 if is_elsewhere else 4) + _NAME + _pack(tensor.name)
         piece += _DATATYPE + _pack(tensor.datatype) + _SHAPE + _pack(tensor.shape)
         if is_elsewhere:

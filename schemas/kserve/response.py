@@ -52,22 +52,22 @@ def build_infer_response(  # noqa: C901 - one pass over the outputs of every res
     chunks: list[bytes | memoryview] = [b""]
     texts: dict[int, bytes | memoryview] = {}  # finished JSON, by the position of its row
     for tensor in response.outputs:
-        wish = default if requested is None else requested.get(tensor.name)
-        if wish is None:
+        wanted = default if requested is None else requested.get(tensor.name)
+        if wanted is None:
             continue
         done = written.get(tensor.name) if written else None
         if done is not None:
             tensor = done
-        elif wish.class_count:
-            tensor = classify(tensor, wish.class_count, batching, labels(tensor.name) if labels else None)
+        elif wanted.class_count:
+            tensor = classify(tensor, wanted.class_count, batching, labels(tensor.name) if labels else None)
         row: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         rows.append(row)
-        if wish.region is not None:
+        if wanted.region is not None:
             continue  # the caller finds the content there
         data = tensor.data
         if isinstance(data, tuple):
             raise TypeError(f"the content of output '{tensor.name}' has not been fetched")
-        if wish.binary:
+        if wanted.binary:
             row["parameters"] = {"binary_data_size": len(data)}
             if data:
                 chunks.append(data)
