@@ -134,17 +134,25 @@ def counted(names: Iterable[str]) -> str:
 
 def page(found: dict[str, list[str]]) -> str:
     """The list as the architecture's page shows it: each module once for each role, with its functions behind it."""
-    lines = [f"In all {counted(name for names in found.values() for name in names)}."]
+    lines = ["```text", f"IN ALL, {counted(name for names in found.values() for name in names)}"]
     for role, names in found.items():
+        lines.append(f"{role.upper()}, {counted(names)}")
         modules: dict[str, list[str]] = {}
         for name in names:
-            module, _, function = name.partition(":")
-            modules.setdefault(module.removeprefix("weir."), []).append(function.replace(".<locals>", ""))
-        lines += ["", f"**{role.title()}**: {counted(names)}.", "", "```text"]
+            module, _, function = name.removeprefix("weir.").replace(".<locals>", "").partition(":")
+            modules.setdefault(module, []).append(function)
         for module, functions in modules.items():
-            lines += textwrap.wrap(f"{module}: {', '.join(functions)}", 118, subsequent_indent="    ")
-        lines.append("```")
-    return "\n".join(lines)
+            lines += textwrap.wrap(f"{module}: {', '.join(_without_repeated(functions))}", 180, subsequent_indent="  ")
+    return "\n".join([*lines, "```"])
+
+
+def _without_repeated(functions: Iterable[str]) -> Iterator[str]:
+    """The functions, without the name of their class where the one before it has the same."""
+    before = ""
+    for function in functions:
+        owner, _, method = function.rpartition(".")
+        yield f".{method}" if owner and owner == before else function
+        before = owner
 
 
 def main(as_page: bool = typer.Option(False, "--page", help="Print it as the page shows it.")) -> None:
