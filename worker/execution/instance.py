@@ -196,8 +196,9 @@ class ModelInstance:
             if self._instance is not None:
                 size_bytes = measured_bytes(batch)
                 if self._pace.is_fast(size_bytes):
-                    self._has_run_inline = more_follow
-                    self._leave(self._run_batch(self._instance, batch), size_bytes, holds=more_follow)
+                    # Responses of formed batches leave while the next batch runs: the gateway works on them meanwhile.
+                    holds = self._has_run_inline = more_follow and self._may_hold
+                    self._leave(self._run_batch(self._instance, batch), size_bytes, holds=holds)
                     return
         with self._inbox_lock:
             self._inbox.put(batch)

@@ -75,10 +75,20 @@ class Model:
         )
         self.instance.start()
 
-    def submit(self, width: int = 4) -> None:
+    def submit(self, width: int = 4, more_follow: bool = False) -> None:
         body = pack_body(InferRequest("m", inputs=[Tensor.from_numpy("A", np.zeros((1, width), np.float32), "FP32")]))
         batch = BatchMessage("scheduler", 1, "m", 1, 0, [BatchEntry("g", 1, 5, body)])
-        self.instance.submit(Batch(batch))
+        self.instance.submit(Batch(batch), more_follow)
+
+    def run_ahead(self) -> None:
+        """Runs a batch here that others follow, on a machine that may be busy."""
+        for _ in range(100 * FAST_BATCHES):
+            self.become_fast()
+            self.submit(more_follow=True)
+            if self.threads.get() == threading.get_ident():
+                return
+            self.published.get(timeout=10)
+        raise AssertionError("the model never stayed fast")
 
     def runs_here(self, width: int = 4) -> bool:
         """Runs one batch; returns whether it ran in this thread, which stands for the event loop's."""
@@ -119,6 +129,22 @@ def test_one_slow_batch_ends_it(model: Model) -> None:
 def test_a_larger_body_than_those_before_runs_in_the_thread(model: Model) -> None:
     model.become_fast(width=4)
     assert not model.runs_here(width=400)
+
+
+def test_responses_of_requests_that_run_singly_leave_together(model: Model) -> None:
+    model.run_ahead()
+    assert model.published.empty()
+    model.instance.flush()
+    assert len(model.published.get(timeout=10).completions) == 1
+
+
+def test_responses_of_a_formed_batch_leave_before_the_next_batch_runs() -> None:
+    model = Model(dynamic_batching={})
+    model.run_ahead()
+    assert len(model.published.get(timeout=10).completions) == 1
+    model.instance.flush()
+    assert model.published.empty()
+    model.instance.stop()
 
 
 def test_a_batch_waits_for_the_one_in_the_thread(model: Model) -> None:
