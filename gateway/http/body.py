@@ -55,7 +55,7 @@ class RequestBody:
         """Bytes of the slot before the body."""
         self.received = 0
         self.slot: Slot | None = None
-        """The payload slot that holds it; whoever takes it over sets None."""
+        """The payload slot that holds it; the exchange sets None once the request owns the slot."""
 
     def plan_slot(self, header_bytes: int) -> None:
         """Has the body, which begins with a JSON header of this length, received in a slot once enough has arrived."""

@@ -42,7 +42,7 @@ class Microbatch(Execution):
         return 0 if self.run is None else self.run.unstarted
 
     def withdraw(self) -> list[Batch]:
-        """Takes back the batches that have not started: whoever calls this completes them."""
+        """Takes back the batches that have not started: the caller completes them."""
         return [] if self.run is None else [self.batches[position] for position in self.run.withdraw()]
 
     @property
@@ -72,7 +72,7 @@ FAST_US = 1000
 small batch takes several times as long as alone."""
 
 FAST_BATCHES = 64
-"""So many batches in a row must have been fast before the event loop runs one."""
+"""The number of fast batches in a row after which the event loop runs the next one."""
 
 
 class Pace:
@@ -95,7 +95,7 @@ class Pace:
         self._fast_bytes = max(self._fast_bytes, size_bytes)
 
     def is_fast(self, size_bytes: int) -> bool:
-        """Whether a batch with bodies of this size is expected to be fast: so many were, some of them as large."""
+        """Whether a batch with bodies of this size is expected to be fast: enough in a row were, one of them as large."""
         return self._fast >= FAST_BATCHES and size_bytes <= self._fast_bytes
 
 

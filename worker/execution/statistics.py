@@ -106,7 +106,7 @@ class Durations:
 
 
 class BatchRun(NamedTuple):
-    """A run of a batch of so many rows: its phases, input, infer and output, and how long it took with all of them.
+    """A run of a batch of `rows` rows: its phases, input, infer and output, and how long it took with all of them.
 
     It kept its instance busy for `busy_ns`, since another batch may have done so for a part of the time; before that its
     requests had waited at the instance for `waited_ns`.

@@ -257,7 +257,7 @@ class ModelCache:
             raise unavailable(f"the model cache is full: it has no room for {size_bytes} bytes within {option}")
 
     def _unused(self, for_s: float) -> list[Path]:
-        """The snapshots that no worker has had for so many seconds, those unused for longest first."""
+        """The snapshots that no worker has used for `for_s` seconds, those unused for longest first."""
         used, found = self._used(), []
         for snapshot in self._root.glob("store-*/*/*"):
             with contextlib.suppress(FileNotFoundError):  # another worker has discarded it

@@ -336,11 +336,6 @@ TRAFFIC_COUNTERS = "traffic.counters"
 """Counters of requests by version, of each caller that has models with a traffic rule."""
 
 
-def traffic_subject(key: str) -> str:
-    """The subject of writes of a key of bucket `traffic`."""
-    return f"$KV.{TRAFFIC_BUCKET}.{key}"
-
-
 SHADOW_STORE = "shadow-samples"
 """The object store of requests whose copies on another version gave other responses."""
 
@@ -355,11 +350,6 @@ HISTORY_SUBJECTS = "history.*"
 def history(model: str) -> str:
     """The changes of one model."""
     return f"history.{token(model)}"
-
-
-def known_model_subject(key: str) -> str:
-    """The subject of writes of a key of bucket `known-models`."""
-    return f"$KV.{KNOWN_MODELS_BUCKET}.{key}"
 
 
 REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"
@@ -411,11 +401,6 @@ def parse_settings_key(key: str) -> tuple[str, str]:
     """(kind, model) of a key of bucket `settings`."""
     kind, _, model = key.partition(".")
     return kind, untoken(model)
-
-
-def settings_subject(key: str) -> str:
-    """The subject of writes of a settings key."""
-    return f"$KV.{SETTINGS_BUCKET}.{key}"
 
 
 CACHE_BUCKET = "response-cache"

@@ -134,7 +134,7 @@ class ThreadPublisher:
         for messages, on_sent in queued:
             for subject, data in messages:
                 call_each(_PUBLISHING, (self._bus.publish_to_broker,), subject, data)
-            on_sent()
+            call_each(_PUBLISHING, (on_sent,))
 
 
 def _when_written(links: Sequence[Link], then: WhenWritten, are_written: bool = True) -> None:

@@ -18,7 +18,7 @@ MAX_INLINE_RESPONSE_BYTES = 4 << 20
 Less where the broker takes less: it closes the connection of who sends it more than its `max_payload`."""
 
 _SPARE = 16
-"""One part in so many of a message is left for what is not outputs."""
+"""A sixteenth of the largest message is left for what is not outputs."""
 
 _STRING_BYTES = 4
 """The least that an element of strings takes."""

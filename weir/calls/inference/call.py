@@ -17,6 +17,7 @@ schedulers and brokers are matters of the `RequestDispatcher`.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -90,7 +91,7 @@ Ready = tuple[ServedModel, InferRequest, bytes | None]
 (`weir.calls.request_templates`). A plain tuple: one is made for each such request."""
 
 
-class Call:
+class Call(ABC):
     """One request. `served` and `request` are set once it has been read; `pending` while a model may respond.
 
     Frontends override `begin`, `submit`, `send` and `fail`, and call `open`, `hold`, `resume` and `cancel`. Responses that
@@ -130,27 +131,27 @@ class Call:
 
     # What a frontend overrides
 
+    @abstractmethod
     def begin(self) -> Any:
         """What the codec is to read, or a `Ready` request; None if `read` is called later. Raises WeirError."""
-        raise NotImplementedError
 
     def submit(self, request: InferRequest, packed: bytes | None) -> PendingRequest:
         """Submits the request with what came beside its body; a `packed` one has a template. Raises WeirError."""
         return self.services.inference.submit(request, self.on_response, served=self.served)
 
+    @abstractmethod
     def send(self, encoded: Any, is_final: bool) -> None:
         """Sends an encoded response; None ends the responses of a decoupled model without another one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fail(self, error: WeirError, is_final: bool = True) -> None:
         """Sends an error: the end of the request, or one in the place of a response, after which others follow."""
-        raise NotImplementedError
 
     def overflow(self) -> None:
         """Ends a call, which is cancelled: its client has fallen too far behind, or memory has no room for responses."""
         self.fail(unavailable("the client has fallen behind: too many responses wait for it"))
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027 - most calls have something to release, not all
         """Releases the body: the call has ended, and nothing reads it any more. May be called again."""
 
     # What a frontend calls
