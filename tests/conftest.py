@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from weir.bus.payloads.reach import process_reach
 from weir.runtime.process_memory import return_free_memory
 
 # Tests tell nobody what they run; ONNX Runtime's packages would.
@@ -37,6 +38,14 @@ def freed_memory_is_returned() -> Iterator[None]:
     """Gives what the tests of a module have freed back to the system: a process of pytest runs hundreds of modules."""
     yield
     return_free_memory()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reach_of_payloads_is_restored() -> Iterator[None]:
+    """Undoes what a module that starts a process's main function in pytest's own process has set for that process."""
+    before = dict(vars(process_reach()))
+    yield
+    vars(process_reach()).update(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
