@@ -15,6 +15,9 @@ from tests.support.durable.ledger import Ledger, answer_to, payload_of
 BLOCK = 64
 """Number of requests recorded per write."""
 
+MOST_NOTES = 4
+"""Number of wrong results of a load that a report shows."""
+
 
 @dataclass
 class Findings:
@@ -31,6 +34,15 @@ class Findings:
     again: int = 0
     """Number of requests resent because the connection was closed without a response."""
     waits_s: list[float] = field(default_factory=list, repr=False)
+    notes: list[str] = field(default_factory=list)
+    """The first wrong results, in words."""
+
+    def compare(self, got: object, expected: object, what: str) -> None:
+        """Count a wrong result of `what`, and note it."""
+        if got != expected:
+            self.wrong += 1
+            if len(self.notes) < MOST_NOTES:
+                self.notes.append(f"{what}: {got}, expected {expected}")
 
     @property
     def p99_s(self) -> float:
@@ -84,7 +96,8 @@ def check(promised: Path, sent: Path, ended: Path) -> Findings:
         number, answer, error, wait_s, again = json.loads(line)
         name = str(number)
         findings.duplicated += name in seen
-        findings.wrong += name not in expected or (not error and answer != expected[name])
+        if name not in expected or not error:
+            findings.compare(answer, expected.get(name), f"request {name}")
         seen.add(name)
         findings.again += again
         findings.waits_s.append(wait_s)

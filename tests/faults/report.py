@@ -43,6 +43,7 @@ class FaultReport:
         self.errors += findings.errors
         self.again += findings.again
         self.waits_s += findings.waits_s
+        self.failures += findings.notes
         others = {error: n for error, n in findings.errors.items() if not (allowed and re.search(allowed, error))}
         if others:
             self.failures.append(f"errors: {others}")

@@ -68,6 +68,11 @@ class DurableLoad:
             duplicated=verdict.answered_twice + reply.contradicting_replies,
             wrong=verdict.wrong + reply.wrong_replies + abs(verdict.unknown - others),
         )
+        if findings.wrong:
+            findings.notes.append(
+                f"durable requests: wrong records {verdict.wrong}, wrong replies {reply.wrong_replies}, "
+                f"records of no request {verdict.unknown}, expected {others}"
+            )
         findings.errors.update(verdict.errors)
         if verdict.left_in_queue:
             findings.errors["left in the queue"] = verdict.left_in_queue

@@ -73,6 +73,7 @@ class SequenceLoad:
             self.findings.waits_s.append(time.monotonic() - began_s)
             if answer.status != 200:
                 return False
-            self.findings.wrong += json.loads(answer.body)["outputs"][0]["data"] != [total]
+            got = json.loads(answer.body)["outputs"][0]["data"]
+            self.findings.compare(got, [total], f"sequence {id}, step {step} with {value}")
             await asyncio.sleep(self._pause_s)
         return True

@@ -80,7 +80,7 @@ class StreamLoad:
                     numbers.append(int(result.as_numpy("NUMBER").item()))
                     if result.get_response().parameters["triton_final_response"].bool_param:
                         ends += 1
-                        findings.wrong += numbers != list(range(wanted))
+                        findings.compare(numbers, list(range(wanted)), "responses of a stream")
                         self.whole += 1
                         is_final.set()
         except TimeoutError:
@@ -88,4 +88,4 @@ class StreamLoad:
             return
         findings.lost += ends == 0
         findings.duplicated += ends > 1
-        findings.wrong += numbers != list(range(len(numbers)))
+        findings.compare(numbers, list(range(len(numbers))), "responses of a stream, in order")

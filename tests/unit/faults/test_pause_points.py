@@ -55,3 +55,31 @@ def test_a_process_dies_at_the_passage_that_was_ordered(tmp_path: Path) -> None:
     )
     assert ended.returncode == -9, ended.stderr.decode()
     assert b"sent" in ended.stdout
+
+
+HALVED = """
+import asyncio, socket
+from tests.faults.pause_points import OwnLinks
+from weir.bus.links.framing import FrameReader
+from weir.bus.links.link import Link
+
+async def main():
+    ours, theirs = socket.socketpair()
+    links = OwnLinks()
+    link = Link("peer", ours, lambda link, frames: None, lambda link, end: None, 1.0)
+    links.harm("halve")
+    link.send([("first", b"1"), ("second", b"2" * 1000)])
+    received = theirs.recv(65536)
+    print(len(received) > 0, list(FrameReader().feed(received)), [subject for subject, _ in link.take_unsent()])
+asyncio.run(main())
+"""
+
+
+def test_a_link_that_ends_in_a_frame_delivers_no_message_that_is_sent_again() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", HALVED],
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        timeout=30,
+    )
+    assert ended.stdout == b"True [] ['first', 'second']\n", ended.stderr.decode()
