@@ -130,8 +130,8 @@ async def inflate(
     """Runs the remaining steps of `inflation` in threads.
 
     Calls `charge` with the growth of `content` beyond `charged_bytes` after each step; it returns whether there is room.
-    Raises the errors of the steps, and `no_room()`. Then, and where it is cancelled or not wanted any more, `content` is
-    given back.
+    Raises the errors of the steps, and `no_room()`. Then, and when it is cancelled or its caller has gone, it releases
+    `content`.
     """
     is_complete = False
     try:

@@ -142,7 +142,7 @@ def _queue_families(queues: list[QueueCounters], served: Mapping[str, Labels]) -
     depths: dict[tuple[str, str], int] = {}
     oldest_us: dict[tuple[str, str], int] = {}
     redelivered: dict[str, int] = {}
-    redone: dict[str, int] = {}
+    retried: dict[str, int] = {}
     sizes: dict[str, HistogramCounters] = {}
     for queue in queues:
         for name, lane in queue.lanes.items():
@@ -150,7 +150,7 @@ def _queue_families(queues: list[QueueCounters], served: Mapping[str, Labels]) -
             depths[key] = depths.get(key, 0) + lane.depth
             oldest_us[key] = max(oldest_us.get(key, 0), lane.oldest_us)
         redelivered[queue.model] = redelivered.get(queue.model, 0) + queue.redelivered_frames
-        redone[queue.model] = redone.get(queue.model, 0) + queue.retried_batches
+        retried[queue.model] = retried.get(queue.model, 0) + queue.retried_batches
         summed = sizes.get(queue.model)
         sizes[queue.model] = queue.batch_requests if summed is None else _sum(summed, queue.batch_requests)
     lanes = {key: {**served[key[0]], "lane": key[1]} for key in sorted(depths)}
@@ -171,7 +171,7 @@ def _queue_families(queues: list[QueueCounters], served: Mapping[str, Labels]) -
     )
     for metric, help, counts in (
         ("weir_redelivered_frames", "Frames that the broker delivered again to a scheduler", redelivered),
-        ("weir_retried_batches", "Batches that were lost, or not completed in time, and were retried", redone),
+        ("weir_retried_batches", "Batches that were lost, or not completed in time, and were retried", retried),
     ):
         yield counter(metric, help, (Sample(served[model], value) for model, value in sorted(counts.items())))
 

@@ -50,7 +50,7 @@ class Platform(Protocol):
     """Its name in the log and in errors."""
 
     media_type: str
-    """The content type, up to the number, of a body that begins with a JSON header of so many bytes."""
+    """The content type, up to the number, of a body that begins with a JSON header of that number of bytes."""
 
     answers_with_media_type: bool
     """Whether binary responses have that content type too, instead of Triton's header."""

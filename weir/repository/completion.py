@@ -38,7 +38,7 @@ _Tensor = ModelInput | ModelOutput
 
 
 _IDENTITY = frozenset({"name"})
-"""Fields that are no matter of completion: the folder of a model is its name."""
+"""Fields that completion leaves alone: the name of a model is that of its folder."""
 
 
 class DescribedTensor(NamedTuple):

@@ -59,7 +59,7 @@ OpenAllocation = Callable[[bytes, int], CudaAllocation]
 """Opens the allocation of (cudaIpcMemHandle_t, GPU). Raises RegionError."""
 
 AllocateHost = Callable[[int, int], np.ndarray]
-"""Allocates an array of so many bytes of host memory, for copies from this GPU."""
+"""Allocates an array in host memory of that number of bytes, for copies from this GPU."""
 
 
 def _ordinary_memory(size_bytes: int, _device: int) -> np.ndarray:

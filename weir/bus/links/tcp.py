@@ -37,7 +37,7 @@ TCP_STALL_LIMIT_S = 20.0
 """How long the other end may take to receive a piece."""
 
 IDLE_LIMIT_S = 300.0
-"""A link without a frame for so long is closed: the end that has opened it would have closed it before."""
+"""A link without a frame for this time is closed: the end that has opened it would have closed it before."""
 
 CONNECT_TIMEOUT_S = 3.0
 """How long opening a link may take, with the handshake."""

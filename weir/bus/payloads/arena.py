@@ -43,7 +43,7 @@ without: so the limit
 is the same for both transports."""
 
 RECLAIM_AFTER_S = 10.0
-"""The memory of a slot that has been free for so long may be used for slots of another size. Until then a reader that
+"""The memory of a slot that has been free for this time may be used for slots of another size. Until then a reader that
 checked the generation before may still be reading, and its read would allocate the memory again."""
 
 ALIGNMENT_BYTES = 64

@@ -93,7 +93,7 @@ class Statistics:
     async def refresh(self) -> None:
         """Queries all processes; returns when all have answered, or after `QUERY_TIMEOUT_S`.
 
-        Calls during a running query share the next one: the answers to the running one may be older than what these
+        Calls during a running query share the next one: the counters of the running one may be older than what these
         callers have just seen.
         """
         if self._next is None:

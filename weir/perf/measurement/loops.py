@@ -57,7 +57,7 @@ class LoadLoop(ABC):
         """Sends from now on, with tasks of `group`."""
 
     async def stop(self, drain_s: float = DRAIN_S) -> int:
-        """Sends no more, waits up to `drain_s` for answers, and ends open sequences. Returns how many had no answer."""
+        """Sends no more, waits up to `drain_s` for responses, and ends open sequences. Returns how many had none."""
         self._stopping = True
         unanswered: set[asyncio.Task[None]] = set()
         if self._tasks:
@@ -155,7 +155,7 @@ class OpenLoop(LoadLoop):
         self._dispatcher = group.create_task(self._dispatch(group), name="arrivals")
 
     async def stop(self, drain_s: float = DRAIN_S) -> int:
-        """Sends no more, waits up to `drain_s` for answers, and ends open sequences. Returns how many had no answer."""
+        """Sends no more, waits up to `drain_s` for responses, and ends open sequences. Returns how many had none."""
         if self._dispatcher is not None:
             self._dispatcher.cancel()
             await asyncio.gather(self._dispatcher, return_exceptions=True)

@@ -107,7 +107,9 @@ class LevelReport(BaseModel):
     responses_per_s: Annotated[float, _field("responses per second; more than requests for decoupled models")]
     latency_ms: Annotated[
         Durations | None,
-        _field("from sending a request, with a rate from when it was due, to its last response; null without answers"),
+        _field(
+            "from sending a request, with a rate from when it was due, to its last response; null without responses"
+        ),
     ]
     first_response_ms: Annotated[Durations | None, _field("the same to the first response; null without streams")]
     between_responses_ms: Annotated[

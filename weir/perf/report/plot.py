@@ -35,7 +35,7 @@ class _Point(NamedTuple):
 
 
 def terminal_plot(report: PerfReport, width: int = _WIDTH) -> str:
-    """The plot as text, at most `width` characters wide; "" for fewer than two levels with answers.
+    """The plot as text, at most `width` characters wide; "" for fewer than two levels with responses.
 
     Without the packages that draw it, the text says what to install.
     """

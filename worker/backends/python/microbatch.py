@@ -40,7 +40,7 @@ class OutcomeReader:
     def read(self, count: int, end: int | None = None) -> list[Any]:
         """The next `count` outcomes, which are complete, and the last ones where `end` is given: where they end in bytes.
 
-        Raises ValueError or TypeError for anything else than so many outcomes.
+        Raises ValueError or TypeError unless there are that many outcomes.
         """
         start = position = self._position
         unpacker = msgpack.Unpacker(use_list=False, max_buffer_size=_MAX_OUTCOME_BYTES)
