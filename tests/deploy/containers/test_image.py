@@ -108,7 +108,7 @@ def test_the_web_files_are_there(idle: Container) -> None:
 
 
 def test_libraries_load_without_their_debugging_information(idle: Container) -> None:
-    names = "numpy, onnxruntime, ml_dtypes, uvloop, rapidjson, grpc, orjson, msgpack, obstore, nacl.signing, pydantic"
+    names = "numpy, onnxruntime, uvloop, rapidjson, grpc, orjson, msgpack, obstore, nacl.signing, pydantic"
     code = (
         f"import {names}; import numpy as n; print(n.linalg.inv(n.eye(3)).sum(), onnxruntime.get_available_providers())"
     )
