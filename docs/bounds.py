@@ -102,8 +102,8 @@ weir.calls.traffic.shadow:MAX_HELD_BYTES | outputs of such responses that a gate
 weir.calls.traffic.shadow:MAX_SAMPLE_BYTES | a request that is kept because its copy gave another response | not kept
 weir.calls.traffic.shadow:KEPT_SAMPLES | such requests of a version that a gateway keeps | the worst are kept
 weir.bus.streams.shadow_samples:MAX_BYTES | such requests of all gateways | no more are kept
-weir.calls.dispatch:MAX_COPIES | copies of requests for shadow traffic in flight in a gateway | no copy is made
-weir.calls.dispatch:MAX_COPIED_BYTES | their packed bodies | no copy is made
+weir.calls.traffic.shadow:MAX_COPIES | copies of requests for shadow traffic in flight in a gateway | no copy is made
+weir.calls.traffic.shadow:MAX_COPIED_BYTES | their packed bodies | no copy is made
 weir.calls.dispatch:MAX_RERUNS | further runs of a request whose payloads were lost between hosts | 503
 weir.calls.model_control:MAX_OPERATIONS | loads and unloads a role waits for | 503
 weir.calls.catalog:WARMUP_TIMEOUT_S | wait of a new gateway for workers that load, before a model counts as unknown | 404 for models of no worker

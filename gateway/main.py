@@ -244,7 +244,7 @@ class _Gateway:
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
         self._traffic: Traffic | None = None
         if "traffic" in features:
-            self._traffic = Traffic(bus, id, self._catalog, self._durable, history, self._peers)
+            self._traffic = Traffic(bus, id, self._catalog, self._inference, self._durable, history, self._peers)
         rules = None if self._traffic is None else self._traffic.control
         self._history = HistoryControl(history, control, rules, loads, synchronise)
         self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)

@@ -9,7 +9,9 @@ from weir.bus.nats.connection import Bus
 from weir.bus.streams.history import ModelHistory
 from weir.bus.streams.shadow_samples import ShadowSamples
 from weir.calls.catalog import Catalog
+from weir.calls.dispatch import RequestDispatcher
 from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
+from weir.calls.traffic.shadow import ShadowCopies
 from weir.durable.api.store import DurableStore
 from weir.durable.ramps import RampHost
 from weir.gateway.admin.peers import GatewayPeers
@@ -36,11 +38,13 @@ class Traffic(Feature):
         bus: Bus,
         gateway_id: str,
         catalog: Catalog,
+        inference: RequestDispatcher,
         durable: DurableStore,
         history: ModelHistory,
         peers: GatewayPeers,
     ) -> None:
         counters = TrafficCounters()
+        counters.copies = ShadowCopies(counters, inference.submit_copy)
         totals, records = TrafficTotals(bus, gateway_id, counters), TrafficRecords(bus)
         samples = ShadowSamples(bus, gateway_id)
         self.control = TrafficControl(catalog, records, counters, totals, history, samples, peers.synchronise)

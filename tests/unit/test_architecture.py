@@ -112,8 +112,8 @@ ROOMS = {
         "load_test report",
     ),
     "calls": (
-        "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing"
-        " traffic",
+        "error_classes gateway_api model_control payload_store queues regions request_headers request_templates tracing",
+        "traffic",
         "catalog trace_feed",
         "cache readiness",
         "in_flight",

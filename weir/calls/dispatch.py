@@ -37,7 +37,6 @@ from weir.calls.payload_store import (
     Freeable,
     PayloadStore,
     RegionRegistry,
-    SharedSlot,
     free_all,
     host_of_payloads,
     is_large,
@@ -46,15 +45,12 @@ from weir.calls.queues import BackpressureCache, Destination, PartitionedQueue, 
 from weir.calls.responses.delivery import UNEXPECTED, ResponseDispatcher
 from weir.calls.responses.outputs import RemoteOutputFetcher, ResponsePayloads
 from weir.calls.tracing import Sampling, Tracing
-from weir.calls.traffic.counters import ArmKey
-from weir.calls.traffic.shadow import ResponsePair
-from weir.calls.traffic.split import SHADOW, TrafficSplit
 from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
 from weir.runtime.ticks import next_tick
 from weir.schemas.core.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error, is_cancelled_error
-from weir.schemas.core.requests import InferRequest, InferResponse, Lane
+from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
@@ -67,12 +63,6 @@ _limited = LogLimiter(logger)
 
 BROKER_TIMEOUT_S = 30.0
 """How long pending requests wait for a broker that is not connected before they fail."""
-
-MAX_COPIES = 64
-"""Copies of requests for shadow traffic that a caller has in flight; without room, no copy is made."""
-
-MAX_COPIED_BYTES = 64 << 20
-"""Their packed bodies together."""
 
 MAX_RERUNS = 3
 """How often a request runs again after its content, or that of its response, was lost between two hosts."""
@@ -87,24 +77,6 @@ _MESSAGE_OVERHEAD_BYTES = 4096  # for the envelope and the subject beside a body
 _RERUN_WAIT_S = 0.05
 _DRAIN_POLL_S = 0.02
 _CHECK_INTERVAL_S = 1.0
-
-
-def _count(  # noqa: PLR0913 - bound once for a request: an object for its arguments would cost as much
-    split: TrafficSplit,
-    request: InferRequest,
-    arm: str,
-    began_ns: int,
-    on_response: OnResponse,
-    outcome: InferResponse | WeirError | None,
-    is_final: bool,
-) -> None:
-    """Passes a response of a model with a traffic rule on, and counts the request when it ends."""
-    on_response(outcome, is_final)
-    if is_final:
-        version = outcome.model_version if isinstance(outcome, InferResponse) else request.model_version
-        duration_us = (time.monotonic_ns() - began_ns) // 1000
-        key = ArmKey(split.model, int(version or 0), arm)
-        split.counters.count(key, isinstance(outcome, WeirError), duration_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +138,6 @@ class RequestDispatcher:
             self._direct.attach(self._in_flight.get, self._on_response_data, self._requeue)
         self._watch: asyncio.Task[None] | None = None
         self._disconnected_s: float | None = None
-        self._copies = 0  # of requests, for shadow traffic, that have no response yet
-        self._copied_bytes = 0
         self.duplicate_responses = 0
         self._malformed_messages = 0
 
@@ -253,9 +223,11 @@ class RequestDispatcher:
         """
         model = served or self._catalog.resolve(request.model_name, request.model_version)
         self._in_flight.check_room()
+        arm = ""
         if model.split is not None:
             model.normalizer.normalize(request)
-            request, on_response = self._route(model.split, request, on_response, traffic_key)
+            request = copy(request)  # the caller's stays without a version: it may become a template
+            arm = model.split.route(request, traffic_key)
         if self.backpressure.active and not self.caches(model):
             self.backpressure.check(time.monotonic(), model.queue, request)
         if model.split is None:
@@ -266,7 +238,7 @@ class RequestDispatcher:
             if body_slot is not None:
                 body_slot.free()
             attachments = _Attachments((), trace, lookup)
-            return self._accept(model, request, b"", on_response, request.deadline_ms, attachments)
+            return self._accept(model, request, b"", on_response, request.deadline_ms, attachments, arm)
         slots = self._hold_slots(model, request, body_slot)
         try:
             body = pack_body(request)
@@ -279,8 +251,7 @@ class RequestDispatcher:
         # What a caller that keeps references passes on lies in no slot of its own.
         payload_host = host_of_payloads(request.inputs) if slots or self._keeps_references else ""
         attachments = _Attachments(slots, trace, lookup, payload_host)
-        accept = self._accept if model.split is None else self._accept_split
-        return accept(model, request, body, on_response, request.deadline_ms, attachments)
+        return self._accept(model, request, body, on_response, request.deadline_ms, attachments, arm)
 
     def _check_size(self, model: ServedModel, request: InferRequest, size_bytes: int) -> None:
         """Raises WeirError for a body that no message takes: UNAVAILABLE where only shared memory is short for it now."""
@@ -330,88 +301,21 @@ class RequestDispatcher:
         `deadline_ms` and `traffic_key` are its own too. `body` refers to content in `body_slot`.
         """
         self._in_flight.check_room()
+        arm = ""
         if model.split is not None:
-            request, on_response = self._route(model.split, request, on_response, traffic_key)
+            request = copy(request)
+            arm = model.split.route(request, traffic_key)
         if self.backpressure.active:
             self.backpressure.check(time.monotonic(), model.queue, request)
         attachments = _NO_ATTACHMENTS if body_slot is None else _Attachments((body_slot,), payload_host=host())
-        accept = self._accept if model.split is None else self._accept_split
-        return accept(model, request, body, on_response, deadline_ms, attachments)
+        return self._accept(model, request, body, on_response, deadline_ms, attachments, arm)
 
-    def _accept_split(  # noqa: PLR0913 - as `_accept`
-        self,
-        model: ServedModel,
-        request: InferRequest,
-        body: bytes,
-        on_response: OnResponse,
-        deadline_ms: int,
-        attachments: _Attachments,
-    ) -> PendingRequest:
-        """As `_accept`, for a model with a traffic rule, which may ask for a copy of the request."""
-        split = model.split
-        assert split is not None  # noqa: S101 - the caller has looked
-        version = self._shadow_version(split, request, len(body)) if attachments.lookup is None else 0
-        if version:
-            attachments = attachments._replace(slots=[SharedSlot(slot, 2) for slot in attachments.slots])
-        pair = None
-        if version and split.compares:
-            pair = split.counters.shadow.pair(split.model, version, request.id, body)
-            on_response = partial(pair.on_live, on_response)
-        pending = self._accept(model, request, body, on_response, deadline_ms, attachments)
-        if version:
-            self._copy(pending, version, split, pair)
-        return pending
-
-    def _shadow_version(self, split: TrafficSplit, request: InferRequest, size_bytes: int) -> int:
-        """The version that is to run a copy of the request, if there is room for one; else 0."""
-        version = split.shadow_of(request)
-        has_room = self._copies < MAX_COPIES and self._copied_bytes + size_bytes <= MAX_COPIED_BYTES
-        return version if has_room else 0
-
-    @contained()
-    def _copy(self, pending: PendingRequest, version: int, split: TrafficSplit, pair: ResponsePair | None) -> None:
-        """Has a copy of a submitted request run on `version` in the batch lane; its response goes to `pair` alone.
-
-        The copy refers to the same body. It leaves after the request, in a frame of its own.
-        """
-        key, request = next(self._keys), copy(pending.request)
-        request.model_version, request.lane, request.priority = str(version), Lane.BATCH, 0
-        envelope = pending.envelope._replace(
-            key=key, version=version, priority=0, timeout_us=0, deadline_ms=0, traceparent="", lane=Lane.BATCH
-        )
-        size_bytes = len(envelope.body)
-        self._copies += 1
-        self._copied_bytes += size_bytes
-        ended: OnResponse = partial(self._copy_ended, size_bytes)
-        if pair is not None:
-            ended = partial(pair.on_copy, ended)
-        on_response = partial(_count, split, request, SHADOW, time.monotonic_ns(), ended)
-        copied = PendingRequest(
-            key, pending.model, request, envelope, on_response, pending.slots, None, pending.queue, is_copy=True
-        )
+    def submit_copy(self, copied: PendingRequest) -> None:
+        """Sends a copy of a submitted request (`weir.calls.traffic.shadow`), after it and in a frame of its own."""
+        copied.key = next(self._keys)
+        copied.envelope = copied.envelope._replace(key=copied.key)
         self._in_flight.add(copied)
-        asyncio.get_running_loop().call_soon(self._send_copy, copied)
-
-    @contained()
-    def _send_copy(self, copied: PendingRequest) -> None:
-        if self._in_flight.get(copied.key) is copied:
-            self._outbox.add(copied.queue, copied.envelope)
-
-    def _copy_ended(self, size_bytes: int, _outcome: InferResponse | WeirError | None, is_final: bool) -> None:
-        if is_final:
-            self._copies -= 1
-            self._copied_bytes -= size_bytes
-
-    def _route(
-        self, split: TrafficSplit, request: InferRequest, on_response: OnResponse, traffic_key: str
-    ) -> tuple[InferRequest, OnResponse]:
-        """The request with its version, and the `on_response` that also counts what becomes of it.
-
-        The caller's request stays without a version: it may become a template.
-        """
-        request = copy(request)
-        arm = split.route(request, traffic_key)
-        return request, partial(_count, split, request, arm, time.monotonic_ns(), on_response)
+        asyncio.get_running_loop().call_soon(self._outbox.add, copied.queue, copied.envelope)
 
     def _accept(  # noqa: PLR0913 - runs for every request: an object for its arguments would cost as much
         self,
@@ -420,8 +324,10 @@ class RequestDispatcher:
         body: bytes,
         on_response: OnResponse,
         deadline_ms: int,
-        attachments: _Attachments = _NO_ATTACHMENTS,
+        attachments: _Attachments,
+        arm: str,
     ) -> PendingRequest:
+        """Submits a checked request, for which `arm` is how a traffic rule has chosen its version, "" without a rule."""
         key = next(self._keys)
         envelope = RequestEnvelope(
             key,
@@ -454,6 +360,8 @@ class RequestDispatcher:
             self._queue(pending)
         else:
             self._outbox.add(queue, envelope)
+        if model.split is not None:
+            model.split.counters.observe(model.split, pending, arm)
         return pending
 
     def _look_up(self, pending: PendingRequest, lookup: CacheLookup) -> None:
@@ -597,7 +505,7 @@ class RequestDispatcher:
             self._outputs.discard(response)  # the request was cancelled while its outputs were fetched
             return
         error = response.error
-        if error is not None and error.backoff_us and not pending.is_copy:
+        if error is not None and error.backoff_us:
             self.backpressure.note(time.monotonic(), pending.queue, pending.request, error)
         if error is not None and is_cancelled_error(error) and not self._keeps_references:
             # The request is not cancelled: its worker could not read content that lies here.

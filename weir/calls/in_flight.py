@@ -76,7 +76,7 @@ class PendingRequest(msgspec.Struct, eq=False):
     `reads_content`, the caller reads the
     outputs even though it otherwise passes references on. `reruns` counts how often the request or its response was
     lost between hosts. Once `has_ended`, `on_response` is not called again. `timestamps` are those of the response that
-    `on_response` is called with, where the request wants them. `is_copy`: no caller gets its response.
+    `on_response` is called with, where the request wants them.
     """
 
     key: int
@@ -95,7 +95,6 @@ class PendingRequest(msgspec.Struct, eq=False):
     reruns: int = 0
     has_ended: bool = False
     timestamps: Timestamps | None = None
-    is_copy: bool = False
 
     def free_slots(self) -> None:
         """Frees what the request holds (`slots`). Called when the request has ended; further calls have no effect."""

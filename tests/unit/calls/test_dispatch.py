@@ -14,12 +14,17 @@ from weir.bus.payloads.fetch_plan import Loss, Outcome
 from weir.calls import dispatch as inference_module
 from weir.calls.catalog import ServedModel
 from weir.calls.responses.outputs import RemoteOutputFetcher
+from weir.calls.traffic.counters import TrafficCounters
+from weir.calls.traffic.shadow import ShadowCopies
+from weir.calls.traffic.split import TrafficSplit
 from weir.runtime.containment import SITES
 from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.traffic import TrafficRule
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.messages import WIRE_VERSION, ResponseEnvelope, encode, pack_end, pack_response
+from weir.schemas.wire.traffic import ShadowRule
 
 
 @pytest.fixture
@@ -343,3 +348,28 @@ async def test_what_no_message_takes_is_tried_again_once_there_is_memory(
     is_named = "--payload-listen" in caught.value.message
     assert is_named == (code is ErrorCode.INVALID_ARG and not is_within_reach)
     assert bench.inference.in_flight == 0
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+async def test_a_copy_holds_the_slots_of_its_request(
+    bench: Bench, is_cancelled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slot, counters, shadow = Slot(), TrafficCounters(), ShadowRule(2, 1.0)
+    counters.copies = ShadowCopies(counters, bench.inference.submit_copy)
+    split = TrafficSplit("ordered", TrafficRule({1: 1.0}), [1, 2], counters, shadow=shadow)
+    monkeypatch.setattr(bench.models["ordered"], "split", split)
+    monkeypatch.setattr(bench.inference, "_hold_slots", lambda *_: [slot])
+    live = bench.submit("1")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert bench.sent == [live.key, live.key + 1]
+    if is_cancelled:
+        bench.inference.cancel(live)
+    else:
+        deliver(bench, response(live.key))
+    assert slot.freed == 0
+    deliver(bench, response(live.key + 1), version=2)
+    assert (slot.freed, counters.copies._count, bench.inference.in_flight) == (1, 0, 0)
+    assert bench.told == ([] if is_cancelled else [("1", b"y")])
+    counted = [("ordered", 2, "shadow")] if is_cancelled else [("ordered", 1, "split"), ("ordered", 2, "shadow")]
+    assert list(counters.arms) == counted

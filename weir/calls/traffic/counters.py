@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus, Message
 from weir.calls.traffic.comparison import ComparisonTotals
-from weir.calls.traffic.shadow import ShadowComparisons
+from weir.calls.traffic.shadow import OnResponse, ShadowComparisons, ShadowCopies
+from weir.runtime.containment import contained
+from weir.schemas.core.errors import WeirError
+from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.traffic import ArmRow, ComparisonRow, TrafficReport
 from weir.telemetry.instruments import DurationSketch
+
+if TYPE_CHECKING:
+    from weir.calls.traffic.split import TrafficSplit
 
 logger = logging.getLogger("weir.calls")
 
@@ -56,13 +64,45 @@ class ArmCounters:
 
 
 class TrafficCounters:
-    """The counters of one process, and its comparisons (`shadow`). `on_count` is called after each change."""
+    """The counters of one process, and its comparisons (`shadow`). `on_count` is called after each change.
+
+    With `copies`, copies of requests are made for shadow traffic.
+    """
 
     def __init__(self) -> None:
         self.arms: dict[ArmKey, ArmCounters] = {}
         self.shadow = ShadowComparisons()
         self.shadow.on_change = lambda: self.on_count()
         self.on_count: Callable[[], None] = lambda: None
+        self.copies: ShadowCopies | None = None
+
+    @contained()
+    def observe(self, split: TrafficSplit, pending: Any, arm: str) -> None:
+        """Takes each submitted `PendingRequest` before its first response: counts its end, and has a copy of it made."""
+        self.count_end(pending, arm)
+        if self.copies is not None and pending.lookup is None:
+            self.copies.make(split, pending)
+
+    def count_end(self, pending: Any, arm: str) -> None:
+        """Counts a `PendingRequest`, which begins now, when it ends."""
+        model, request, then = pending.model.name, pending.request, pending.on_response
+        pending.on_response = partial(self._on_response, model, request, arm, time.monotonic_ns(), then)
+
+    def _on_response(  # noqa: PLR0913 - bound once for a request: an object for its arguments would cost as much
+        self,
+        model: str,
+        request: InferRequest,
+        arm: str,
+        began_ns: int,
+        on_response: OnResponse,
+        outcome: InferResponse | WeirError | None,
+        is_final: bool,
+    ) -> None:
+        on_response(outcome, is_final)
+        if is_final:
+            version = outcome.model_version if isinstance(outcome, InferResponse) else request.model_version
+            duration_us = (time.monotonic_ns() - began_ns) // 1000
+            self.count(ArmKey(model, int(version or 0), arm), isinstance(outcome, WeirError), duration_us)
 
     def count(self, key: ArmKey, has_failed: bool, duration_us: int) -> None:
         """Counts a request that ended. Durations of failed requests are not part of the latencies."""

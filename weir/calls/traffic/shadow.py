@@ -1,8 +1,9 @@
-"""`ShadowComparisons`: compares the responses of live requests with those of their copies on another version.
+"""`ShadowCopies`: copies of live requests on another version; `ShadowComparisons` compares their responses.
 
-A `ResponsePair` takes both responses in any order. It keeps their outputs until both are there, within `MAX_HELD_BYTES` of
-the process; beyond that, and for larger outputs, the pair is skipped. A failure here ends the comparison, and never the
-request. Everything runs in one event loop, except comparisons of more than `INLINE_BYTES`, which run in a thread.
+A copy refers to its request's body and runs in the batch lane; no caller gets its response. A `ResponsePair` takes both
+responses in any order. It keeps their outputs until both are there, within `MAX_HELD_BYTES` of the process; beyond that,
+and for larger outputs, the pair is skipped. A failure here ends the comparison, and never the request. Everything runs in
+one event loop, except comparisons of more than `INLINE_BYTES`, which run in a thread.
 """
 
 from __future__ import annotations
@@ -11,18 +12,31 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weir.calls.payload_store import SharedSlot
 from weir.calls.traffic.comparison import ComparisonTotals, Difference, compare
+from weir.calls.traffic.split import SHADOW, TrafficSplit
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
-from weir.schemas.core.requests import InferResponse
+from weir.schemas.core.requests import InferResponse, Lane
 from weir.schemas.core.tensors import Tensor
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.request_body import unpack_body
 from weir.schemas.wire.traffic import SampleTensor, ShadowSample
 
+if TYPE_CHECKING:
+    from weir.calls.traffic.counters import TrafficCounters
+
 OnResponse = Callable[[InferResponse | WeirError | None, bool], None]
+
+MAX_COPIES = 64
+"""Copies of requests for shadow traffic that a caller has in flight; without room, no copy is made."""
+
+MAX_COPIED_BYTES = 64 << 20
+"""Their packed bodies together."""
 
 MAX_OUTPUT_BYTES = 4 << 20
 """Outputs of one response that are compared."""
@@ -42,6 +56,45 @@ KEPT_SAMPLES = 10
 
 MAX_SAMPLE_BYTES = 1 << 20
 """The size of a request and its two responses together up to which it is kept."""
+
+
+class ShadowCopies:
+    """The copies of one caller, whose `counters` count them. `submit` gives a copy a key, and sends it."""
+
+    def __init__(self, counters: TrafficCounters, submit: Callable[[Any], None]) -> None:
+        self._counters = counters
+        self._submit = submit
+        self._count = 0
+        self._bytes = 0
+
+    def make(self, split: TrafficSplit, pending: Any) -> None:
+        """Has a copy of a `PendingRequest` run on another version, if `split` asks for one and there is room for it."""
+        envelope, size_bytes = pending.envelope, len(pending.envelope.body)
+        version = split.shadow_of(pending.request)
+        if not version or self._count >= MAX_COPIES or self._bytes + size_bytes > MAX_COPIED_BYTES:
+            return
+        copied = copy(pending)
+        copied.request = request = copy(pending.request)
+        request.model_version, request.lane, request.priority = str(version), Lane.BATCH, 0
+        copied.envelope = envelope._replace(
+            version=version, priority=0, timeout_us=0, deadline_ms=0, traceparent="", lane=Lane.BATCH
+        )
+        copied.trace, copied.order_key = None, None
+        copied.on_response = partial(self._on_response, size_bytes)
+        self._counters.count_end(copied, SHADOW)
+        if split.compares:
+            pair = ResponsePair(self._counters.shadow, (split.model, version), request.id, envelope.body)
+            pending.on_response = partial(pair.on_response, pending.on_response, True)
+            copied.on_response = partial(pair.on_response, copied.on_response, False)
+        copied.slots = pending.slots = [SharedSlot(slot, 2) for slot in pending.slots]
+        self._count += 1
+        self._bytes += size_bytes
+        self._submit(copied)
+
+    def _on_response(self, size_bytes: int, _outcome: object, is_final: bool) -> None:
+        if is_final:
+            self._count -= 1
+            self._bytes -= size_bytes
 
 
 class WorstRequest(NamedTuple):
@@ -64,10 +117,6 @@ class ShadowComparisons:
         self.held_bytes = 0
         self._scores: dict[tuple[str, int], list[float]] = {}
         self._pool: ThreadPoolExecutor | None = None
-
-    def pair(self, model: str, version: int, request_id: str, body: bytes | memoryview) -> ResponsePair:
-        """The pair of a request with this packed `body` and its copy on `version`."""
-        return ResponsePair(self, (model, version), request_id, body)
 
     def of(self, key: tuple[str, int]) -> ComparisonTotals:
         """The sums of one version of a model."""
@@ -161,18 +210,15 @@ class ResponsePair:
         # A request that was cancelled has no response; then the pair ends with its other reference.
         self._comparisons.held_bytes -= self._held_bytes
 
-    def on_live(self, on_response: OnResponse, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
-        """Takes the response of the request, and passes it on to its caller."""
-        self._take(outcome, is_live=True)
-        on_response(outcome, is_final)
-
-    def on_copy(self, on_response: OnResponse, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
-        """Takes the response of the copy, and passes it on."""
-        self._take(outcome, is_live=False)
+    def on_response(
+        self, on_response: OnResponse, is_live: bool, outcome: InferResponse | WeirError | None, is_final: bool
+    ) -> None:
+        """Takes the response of the request, or of the copy, and passes it on."""
+        self._take(outcome, is_live)
         on_response(outcome, is_final)
 
     @contained()
-    def _take(self, outcome: InferResponse | WeirError | None, *, is_live: bool) -> None:
+    def _take(self, outcome: InferResponse | WeirError | None, is_live: bool) -> None:
         if self._is_over:
             return
         comparisons = self._comparisons

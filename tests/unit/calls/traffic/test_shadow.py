@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.waiting import eventually
 from weir.calls.traffic import shadow
-from weir.calls.traffic.shadow import ShadowComparisons, WorstRequest
+from weir.calls.traffic.shadow import ResponsePair, ShadowComparisons, WorstRequest
 from weir.schemas.core.errors import WeirError, unavailable
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor, pack_bytes
@@ -40,8 +40,11 @@ class Callers:
     def run(
         self, live: InferResponse | WeirError | None, copied: InferResponse | WeirError, live_first: bool = True
     ) -> None:
-        pair = self.comparisons.pair(*KEY, "r", body(1, 2))
-        take = [partial(pair.on_live, self._receive, live, True), partial(pair.on_copy, self._receive, copied, True)]
+        pair = ResponsePair(self.comparisons, KEY, "r", body(1, 2))
+        take = [
+            partial(pair.on_response, self._receive, is_live, outcome, True)
+            for is_live, outcome in ((True, live), (False, copied))
+        ]
         for call in take if live_first else reversed(take):
             call()
 
@@ -78,8 +81,8 @@ def test_failures_and_cancelled_requests_end_their_comparison() -> None:
     callers.run(unavailable("live"), response(1))
     callers.run(None, response(1), live_first=False)
     assert callers.counts == (0, 0, 1, 0)
-    pair = callers.comparisons.pair(*KEY, "", b"")
-    pair.on_copy(lambda *_: None, response(1), True)  # the request was cancelled: it has no response
+    pair = ResponsePair(callers.comparisons, KEY, "", b"")
+    pair.on_response(lambda *_: None, False, response(1), True)  # the request was cancelled: it has no response
     assert callers.comparisons.held_bytes == 4
     del pair
     assert callers.comparisons.held_bytes == 0
@@ -91,11 +94,11 @@ def test_outputs_without_room_are_skipped(monkeypatch: pytest.MonkeyPatch) -> No
     callers.run(response(1, 2, 3), response(1, 2, 3))
     assert callers.counts == (0, 0, 0, 1)
     monkeypatch.setattr(shadow, "MAX_HELD_BYTES", 12)
-    waiting = callers.comparisons.pair(*KEY, "", b"")
-    waiting.on_copy(lambda *_: None, response(1, 2), True)
+    waiting = ResponsePair(callers.comparisons, KEY, "", b"")
+    waiting.on_response(lambda *_: None, False, response(1, 2), True)
     callers.run(response(1, 2), response(1, 2))
     assert callers.counts == (0, 0, 0, 2)
-    waiting.on_live(lambda *_: None, response(1), True)
+    waiting.on_response(lambda *_: None, True, response(1), True)
     assert callers.counts == (1, 1, 0, 2)
 
 
