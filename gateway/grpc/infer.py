@@ -19,7 +19,7 @@ from weir.gateway.grpc.handlers import Handler, Methods
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.offload import offloaded_message, read_job
 from weir.gateway.grpc.status import CallError
-from weir.gateway.grpc.templates import MessageTemplateCache
+from weir.gateway.grpc.templates import MessageTemplates
 from weir.runtime.memory_ledger import Account
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
@@ -99,7 +99,7 @@ class MessageCall(Call):
         self,
         context: GatewayContext,
         codec: MessageCodec,
-        templates: MessageTemplateCache,
+        templates: MessageTemplates,
         rpc: GrpcCall,
         data: Message,
         account: Account | None = None,
@@ -114,11 +114,11 @@ class MessageCall(Call):
     def begin(self) -> RequestMessage | Ready:
         """Implements `Call.begin`."""
         data, head = self._data, self.rpc.head
-        template = None if head.forwarded or not isinstance(data, bytes) else self._templates.find(data)
-        if template is not None and not self._samples(template.served):
+        template = None if head.forwarded or not isinstance(data, bytes) else self._templates.find_message(data)
+        if template is not None and template.served is not None and not self._samples(template.served):
             served = self.services.catalog.resolve(template.request.model_name, template.request.model_version)
             if served is not template.served:
-                self._templates.forget(template)
+                self._templates.forget(template.served)
             elif self.codec.takes_decoupled or not served.config.is_decoupled:
                 return served, template.request, template.pack(data)
         self.source = RequestMessage(data)
@@ -152,13 +152,13 @@ class MessageCall(Call):
         pending = inference.submit(request, self.on_response, None, sampling, key, served)
         source = self.source
         if source is not None and isinstance(data, bytes) and not head.forwarded and not inference.caches(served):
-            self._templates.keep(request, served, data, source.split.raw_contents or ())
+            self._templates.keep_message(request, served, data, source.split.raw_contents or ())
         return pending
 
 
 def infer_methods(
     context: GatewayContext,
-    templates: MessageTemplateCache,
+    templates: MessageTemplates,
     compression_level: int = 0,
     async_handler: Handler | None = None,
 ) -> Methods:

@@ -34,7 +34,7 @@ from weir.gateway.grpc.reflection import reflection_methods
 from weir.gateway.grpc.status import CallError, call_error, shutting_down
 from weir.gateway.grpc.stream_call import StreamCall, StreamHandler
 from weir.gateway.grpc.stream_infer import stream_methods
-from weir.gateway.grpc.templates import MessageTemplateCache
+from weir.gateway.grpc.templates import MessageTemplates
 from weir.gateway.http2.headers import RequestHead
 from weir.gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
 from weir.gateway.http2.protocol import Http2Protocol
@@ -180,7 +180,7 @@ class GrpcServer:
             call.fail(call_error(error, "weir.gateway.grpc.server: handling a call"))
 
     def _make_handlers(self, context: GatewayContext, more_methods: Methods) -> dict[bytes, Handler | Streaming]:
-        templates, compression_level = MessageTemplateCache(), self._options.compression_level
+        templates, compression_level = MessageTemplates(), self._options.compression_level
         async_handler = None if context.async_requests is None else AsyncInferHandler(context, context.async_requests)
         methods: Methods = {
             **metadata_methods(context),

@@ -22,7 +22,7 @@ from weir.gateway.grpc.infer import MessageCall, MessageCodec
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.status import CallError, shutting_down
 from weir.gateway.grpc.stream_call import StreamCall
-from weir.gateway.grpc.templates import MessageTemplateCache
+from weir.gateway.grpc.templates import MessageTemplates
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.kserve.triton_messages import messages
@@ -42,7 +42,7 @@ _TURN_REQUESTS = 64
 _CODEC = MessageCodec(takes_decoupled=True)
 
 
-def stream_methods(context: GatewayContext, templates: MessageTemplateCache, compression_level: int = 0) -> Methods:
+def stream_methods(context: GatewayContext, templates: MessageTemplates, compression_level: int = 0) -> Methods:
     """The method ModelStreamInfer. Responses are compressed with zlib's `compression_level`."""
 
     def make_handler(rpc: StreamCall) -> _InferStream:
@@ -109,7 +109,7 @@ class _StreamRequest(MessageCall):
 class _InferStream:
     """The handler of one call, `rpc`: the order of its requests, and how many it takes."""
 
-    def __init__(self, rpc: StreamCall, context: GatewayContext, templates: MessageTemplateCache) -> None:
+    def __init__(self, rpc: StreamCall, context: GatewayContext, templates: MessageTemplates) -> None:
         self.rpc = rpc
         self.context = context
         self.templates = templates

@@ -1,23 +1,27 @@
 """`RequestTemplates`: the parsed and packed form of request headers, so that a repeated header is not parsed again.
 
-Clients that send one tensor after another send the same JSON header each time, with other tensors behind it. A template
-is what depends on the header alone: the parsed and checked request, and its packed form around the tensors. Templates
-belong to one configuration of a model. Requests with an id have no template, since their headers all differ; nor have
-those with BYTES tensors, whose content must be checked.
+Clients that send one tensor after another send the same header each time, with other tensors behind it: a JSON document,
+or a protobuf message up to its first content. A template is what depends on the header alone: the parsed and checked
+request, and its packed form around the tensors. Deadlines, sticky values and other headers of the transport come with
+each request. Requests with an id have no template, since their headers all differ; nor have those with BYTES tensors,
+whose content must be checked.
 
-A client whose headers never repeat must not displace others: in a full `TemplateCache`, a header gets a template only
-when it comes for the second time, which replaces one that was not used recently.
+A client whose headers never repeat must not displace others: while there is no room, a header gets a template only when
+it comes for the second time, which replaces one that was not used recently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from weir.bus.payloads.arena import REMOTE_INLINE_LIMIT_BYTES, Slot
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.request_body import body_template, pack_ref
+
+if TYPE_CHECKING:
+    from weir.calls.catalog import ServedModel
 
 MAX_HEADERS = 256
 """Templates for one model over HTTP, and for all models over gRPC."""
@@ -40,30 +44,50 @@ _NO_CONTENT = memoryview(bytes(REMOTE_INLINE_LIMIT_BYTES))
 class RequestTemplate:
     """A checked request without its tensors' content; all requests with this header share `request`.
 
-    `refers`: its bodies lie in payload slots, and the packed form refers to the large tensors there.
+    `gaps` are the bytes between the contents, if there are any. `refers`: its bodies lie in payload slots, and the packed
+    form refers to the large tensors there. `served` is set where templates of several models are kept together.
     """
 
-    __slots__ = ("_ends", "_pieces", "_starts", "body_length", "is_used", "refers", "request", "size_bytes")
+    __slots__ = (
+        "_ends",
+        "_pieces",
+        "_starts",
+        "body_length",
+        "gaps",
+        "is_used",
+        "refers",
+        "request",
+        "served",
+        "size_bytes",
+    )
 
-    def __init__(self, request: InferRequest, header_length: int) -> None:
+    def __init__(
+        self, request: InferRequest, header_length: int, gaps: Sequence[bytes] = (), served: ServedModel | None = None
+    ) -> None:
         self.request = request
+        self.served = served
+        self.gaps: list[tuple[int, int, bytes]] = []
         self._pieces = body_template(request)
         self._starts: list[int] = []
         self._ends: list[int] = []
         position = header_length
-        for tensor in request.inputs:
+        for number, tensor in enumerate(request.inputs):
+            if number and gaps:
+                gap = gaps[number - 1]
+                self.gaps.append((position, position + len(gap), gap))
+                position += len(gap)
             self._starts.append(position)
             position += tensor.size_bytes
             self._ends.append(position)
         self.body_length = position
         self.refers = any(isinstance(tensor.data, PayloadRef) for tensor in request.inputs)
         self.is_used = False
-        """Whether it was used since `TemplateCache` last considered replacing it."""
+        """Whether it was used since `RequestTemplates` last considered replacing it."""
         # The header, its packed form, and the parsed request, whose objects are larger than the text.
         self.size_bytes = _ENTRY_BYTES + 4 * header_length
 
     def pack(self, body: Body) -> bytes:
-        """The packed form (`weir.schemas.wire.request_body.pack_body`) of the request with this HTTP body."""
+        """The packed form (`weir.schemas.wire.request_body.pack_body`) of the request with this body."""
         pieces = self._pieces
         content = memoryview(body)
         if len(pieces) == 2:
@@ -86,35 +110,66 @@ class RequestTemplate:
         return b"".join(parts)
 
 
-Key = TypeVar("Key", bound=Hashable)
-Template = TypeVar("Template", bound=RequestTemplate)
+class RequestTemplates:
+    """At most `MAX_HEADERS` templates of `MAX_KEPT_BYTES` together, by version and header, replaced by the CLOCK algorithm.
 
-
-class TemplateCache(Generic[Key, Template]):
-    """At most `MAX_HEADERS` templates of `MAX_KEPT_BYTES` together, by key, replaced by the CLOCK algorithm.
-
-    `on_removed(key, template)` is called with each template that is removed.
+    They belong to one model with one configuration, or each to its `served` one.
     """
 
-    __slots__ = ("_on_removed", "_seen_once", "_size_bytes", "_templates")
+    __slots__ = ("_seen_once", "_size_bytes", "_templates")
 
-    def __init__(self, on_removed: Callable[[Key, Template], None] = lambda key, template: None) -> None:
-        self._templates: dict[Key, Template] = {}
+    def __init__(self) -> None:
+        self._templates: dict[tuple[str, bytes], RequestTemplate] = {}
         self._size_bytes = 0
         self._seen_once: set[int] = set()
-        self._on_removed = on_removed
 
-    def __len__(self) -> int:
-        return len(self._templates)
-
-    def find(self, key: Key) -> Template | None:
-        """The template, which counts as used now."""
-        template = self._templates.get(key)
-        if template is not None:
-            template.is_used = True
+    def find(self, version: str, body: Body, header_length: int) -> RequestTemplate | None:
+        """The template for the header of this body, which counts as used now, if the body fits."""
+        if header_length > MAX_HEADER_BYTES:
+            return None
+        template = self._templates.get((version, bytes(body[:header_length])))
+        if template is None or template.body_length != len(body):
+            return None
+        for start, end, gap in template.gaps:
+            if body[start:end] != gap:
+                return None
+        template.is_used = True
         return template
 
-    def takes(self, key: Key) -> bool:
+    def keep(
+        self,
+        request: InferRequest,
+        body: Body,
+        header_length: int,
+        gaps: Sequence[bytes] = (),
+        served: ServedModel | None = None,
+    ) -> None:
+        """Makes a template of a request that was parsed from this body and is valid, if it can have one.
+
+        With `served`, the header names the model and the version. Tensors of a `body` that is a view of a payload slot may
+        be references to the slot; other references must not be.
+        """
+        if (
+            request.id
+            or request.regions  # regions may be registered again under the same names
+            or header_length > MAX_HEADER_BYTES
+            or not request.inputs
+            or any(t.datatype == "BYTES" or not isinstance(t.data, (memoryview, PayloadRef)) for t in request.inputs)
+            or any(not isinstance(t.data, PayloadRef) and t.size_bytes > len(_NO_CONTENT) for t in request.inputs)
+        ):
+            return
+        key = "" if served is not None else request.model_version, bytes(body[:header_length])
+        if self._takes(key):
+            template = RequestTemplate(without_content(request), header_length, gaps, served)
+            if template.body_length == len(body):
+                self._add(key, template)
+
+    def forget(self, served: ServedModel) -> None:
+        """Removes the templates of a model that has changed."""
+        for key in [key for key, template in self._templates.items() if template.served is served]:
+            self._remove(key)
+
+    def _takes(self, key: tuple[str, bytes]) -> bool:
         """Whether to make a template for `key`: there is room, or the key comes for the second time."""
         if key in self._templates:
             return True
@@ -129,7 +184,7 @@ class TemplateCache(Generic[Key, Template]):
         self._seen_once.add(hashed)
         return False
 
-    def keep(self, key: Key, template: Template) -> None:
+    def _add(self, key: tuple[str, bytes], template: RequestTemplate) -> None:
         """Adds a template, and removes as many others that were not used recently as it needs."""
         self._remove(key)
         templates = self._templates
@@ -142,56 +197,13 @@ class TemplateCache(Generic[Key, Template]):
                 templates[oldest_key] = oldest  # to the end
             else:
                 self._remove(oldest_key)
-                self._on_removed(oldest_key, oldest)
         templates[key] = template
         self._size_bytes += template.size_bytes
 
-    def remove_if(self, is_stale: Callable[[Template], bool]) -> None:
-        """Removes the templates that are stale."""
-        for key, template in [each for each in self._templates.items() if is_stale(each[1])]:
-            self._remove(key)
-            self._on_removed(key, template)
-
-    def _remove(self, key: Key) -> None:
+    def _remove(self, key: tuple[str, bytes]) -> None:
         template = self._templates.pop(key, None)
         if template is not None:
             self._size_bytes -= template.size_bytes
-
-
-class RequestTemplates:
-    """The templates of one model with one configuration."""
-
-    __slots__ = ("_templates",)
-
-    def __init__(self) -> None:
-        self._templates: TemplateCache[tuple[str, bytes], RequestTemplate] = TemplateCache()
-
-    def find(self, version: str, body: Body, header_length: int) -> RequestTemplate | None:
-        """The template for the header of this body, if the body has the length that the header implies."""
-        if header_length > MAX_HEADER_BYTES:
-            return None
-        template = self._templates.find((version, bytes(body[:header_length])))
-        return template if template is not None and template.body_length == len(body) else None
-
-    def keep(self, request: InferRequest, body: Body, header_length: int) -> None:
-        """Makes a template of a request that was parsed from this body and is valid, if it can have one.
-
-        Tensors of a `body` that is a view of a payload slot may be references to the slot; other references must not be.
-        """
-        if (
-            request.id
-            or request.regions  # regions may be registered again under the same names
-            or header_length > MAX_HEADER_BYTES
-            or not request.inputs
-            or any(t.datatype == "BYTES" or not isinstance(t.data, (memoryview, PayloadRef)) for t in request.inputs)
-            or any(not isinstance(t.data, PayloadRef) and t.size_bytes > len(_NO_CONTENT) for t in request.inputs)
-        ):
-            return
-        key = request.model_version, bytes(body[:header_length])
-        if self._templates.takes(key):
-            template = RequestTemplate(without_content(request), header_length)
-            if template.body_length == len(body):
-                self._templates.keep(key, template)
 
 
 def without_content(request: InferRequest) -> InferRequest:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from weir.bus.naming.identity import new_id
@@ -59,7 +57,7 @@ def test_headers_that_never_repeat_do_not_displace_others() -> None:
     assert all(send(requests, header) for header in newcomers)
     assert send(requests, b"old")
     assert len(requests._templates) <= MAX_HEADERS
-    assert len(requests._templates._seen_once) <= prepared.MAX_SIGHTINGS
+    assert len(requests._seen_once) <= prepared.MAX_SIGHTINGS
 
 
 def test_more_headers_than_fit_still_use_templates() -> None:
@@ -78,10 +76,9 @@ def test_templates_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None
     headers = [b"%d" % number + bytes([65]) * (MAX_HEADER_BYTES - 8) for number in range(MAX_HEADERS)]
     for header in 2 * headers:
         send(requests, header)
-    templates: Any = requests._templates
-    assert len(templates) < MAX_HEADERS
-    kept = sum(each.size_bytes for each in templates._templates.values())
-    assert kept == templates._size_bytes <= MAX_KEPT_BYTES
+    assert len(requests._templates) < MAX_HEADERS
+    kept = sum(each.size_bytes for each in requests._templates.values())
+    assert kept == requests._size_bytes <= MAX_KEPT_BYTES
     assert not send(requests, b"x" * (MAX_HEADER_BYTES + 1))
     assert not send(requests, b"x" * (MAX_HEADER_BYTES + 1)), "too long to be kept"
 
@@ -90,7 +87,7 @@ def test_a_template_does_not_keep_content() -> None:
     requests = RequestTemplates()
     for header in (b"a", b"b"):
         send(requests, header, bytes(16_000))
-    contents = [each.request.inputs[0].data for each in requests._templates._templates.values()]
+    contents = [each.request.inputs[0].data for each in requests._templates.values()]
     assert all(isinstance(each, memoryview) and len(each) == 16_000 for each in contents)
     assert contents[0].obj is contents[1].obj  # type: ignore[union-attr]
 

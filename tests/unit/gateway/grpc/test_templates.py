@@ -9,7 +9,7 @@ from tritonclient.grpc import service_pb2
 from tests.support.gateway.grpc_frontend import MODELS, model
 from weir.calls.catalog import ServedModel
 from weir.gateway.grpc.codec import decode_request, request_from_message
-from weir.gateway.grpc.templates import MessageTemplateCache
+from weir.gateway.grpc.templates import MessageTemplates
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.wire.request_body import pack_body
 
@@ -33,9 +33,9 @@ def parse(data: bytes) -> tuple[InferRequest, Any]:
     return request, contents
 
 
-def keep(prepared: MessageTemplateCache, data: bytes, served: ServedModel | None = None) -> None:
+def keep(prepared: MessageTemplates, data: bytes, served: ServedModel | None = None) -> None:
     request, contents = parse(data)
-    prepared.keep(request, served or MODELS[request.model_name], data, contents)
+    prepared.keep_message(request, served or MODELS[request.model_name], data, contents)
 
 
 @st.composite
@@ -52,9 +52,9 @@ def pairs(draw: st.DrawFn) -> tuple[bytes, bytes]:
 @given(pairs())
 @settings(deadline=None)
 def test_another_content_is_packed_as_if_it_had_been_parsed(pair: tuple[bytes, bytes]) -> None:
-    prepared = MessageTemplateCache()
+    prepared = MessageTemplates()
     keep(prepared, pair[0])
-    found = prepared.find(pair[1])
+    found = prepared.find_message(pair[1])
     assert found is not None
     assert found.pack(pair[1]) == pack_body(parse(pair[1])[0])
 
@@ -62,25 +62,25 @@ def test_another_content_is_packed_as_if_it_had_been_parsed(pair: tuple[bytes, b
 @given(pairs(), st.data())
 @settings(deadline=None)
 def test_a_changed_header_is_not_found(pair: tuple[bytes, bytes], data: st.DataObject) -> None:
-    prepared = MessageTemplateCache()
+    prepared = MessageTemplates()
     keep(prepared, pair[0])
-    found = prepared.find(pair[0])
+    found = prepared.find_message(pair[0])
     assert found is not None
     outside = [at for at in range(len(pair[1])) if not any(s <= at < e for s, e in zip(found._starts, found._ends))]  # noqa: B905
     changed = bytearray(pair[1])
     changed[data.draw(st.sampled_from(outside))] ^= data.draw(st.integers(1, 255))
-    assert prepared.find(bytes(changed)) is None
+    assert prepared.find_message(bytes(changed)) is None
 
 
 def test_another_length_is_not_found() -> None:
-    prepared = MessageTemplateCache()
+    prepared = MessageTemplates()
     keep(prepared, wire("same_FP32", bytes(8)))
-    assert prepared.find(wire("same_FP32", bytes(12))) is None
-    assert prepared.find(b"") is None
+    assert prepared.find_message(wire("same_FP32", bytes(12))) is None
+    assert prepared.find_message(b"") is None
 
 
 def test_what_cannot_be_prepared_is_not_kept() -> None:
-    prepared = MessageTemplateCache()
+    prepared = MessageTemplates()
     contents_first = wire("same_FP32", bytes(8))
     head, content = contents_first[:-10], contents_first[-10:]
     typed = service_pb2.ModelInferRequest(
@@ -94,32 +94,33 @@ def test_what_cannot_be_prepared_is_not_kept() -> None:
         content + head,
     ]:
         keep(prepared, data)
-        assert prepared.find(data) is None
+        assert prepared.find_message(data) is None
 
 
 def test_a_model_that_has_changed_is_forgotten_and_the_others_are_not() -> None:
-    prepared = MessageTemplateCache()
+    prepared = MessageTemplates()
     one, other = wire("same_FP32", bytes(8)), wire("add_sub", bytes(4), bytes(4))
     keep(prepared, one, model("same_FP32", "FP32", ["IN"], ["OUT"]))
     keep(prepared, other)
-    found = prepared.find(one)
+    found = prepared.find_message(one)
     assert found is not None
+    assert found.served is not None
     assert found.served is not MODELS["same_FP32"]
-    prepared.forget(found)
-    assert prepared.find(one) is None
-    assert prepared.find(other) is not None
+    prepared.forget(found.served)
+    assert prepared.find_message(one) is None
+    assert prepared.find_message(other) is not None
 
 
 def test_a_client_whose_headers_all_differ_does_not_displace_others() -> None:
-    prepared = MessageTemplateCache()
+    prepared = MessageTemplates()
     steady = wire("same_FP32", bytes(8))
     keep(prepared, steady)
     for number in range(600):
         keep(prepared, wire("same_FP32", bytes(8), parameters={"changing": {"int64_param": number}}))
         if number % 50 == 0:
-            assert prepared.find(steady) is not None
+            assert prepared.find_message(steady) is not None
     newcomer = wire("add_sub", bytes(4), bytes(4))
     for _ in range(2):
         keep(prepared, newcomer)
-    assert prepared.find(newcomer) is not None
-    assert prepared.find(steady) is not None
+    assert prepared.find_message(newcomer) is not None
+    assert prepared.find_message(steady) is not None
