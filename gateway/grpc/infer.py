@@ -115,11 +115,11 @@ class MessageCall(Call):
         """Implements `Call.begin`."""
         data, head = self._data, self.rpc.head
         template = None if head.forwarded or not isinstance(data, bytes) else self._templates.find_message(data)
-        if template is not None and template.served is not None and not self._samples(template.served):
+        if template is not None:
             served = self.services.catalog.resolve(template.request.model_name, template.request.model_version)
-            if served is not template.served:
-                self._templates.forget(template.served)
-            elif self.codec.takes_decoupled or not served.config.is_decoupled:
+            if served is not template.owner:
+                self._templates.forget(template.owner)
+            elif not self._samples(served) and (self.codec.takes_decoupled or not served.config.is_decoupled):
                 return served, template.request, template.pack(data)
         self.source = RequestMessage(data)
         return self.source

@@ -13,15 +13,11 @@ it comes for the second time, which replaces one that was not used recently.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from weir.bus.payloads.arena import REMOTE_INLINE_LIMIT_BYTES, Slot
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.request_body import body_template, pack_ref
-
-if TYPE_CHECKING:
-    from weir.calls.catalog import ServedModel
 
 MAX_HEADERS = 256
 """Templates for one model over HTTP, and for all models over gRPC."""
@@ -45,7 +41,7 @@ class RequestTemplate:
     """A checked request without its tensors' content; all requests with this header share `request`.
 
     `gaps` are the bytes between the contents, if there are any. `refers`: its bodies lie in payload slots, and the packed
-    form refers to the large tensors there. `served` is set where templates of several models are kept together.
+    form refers to the large tensors there. `owner` is its model, where templates of several are kept together.
     """
 
     __slots__ = (
@@ -55,17 +51,17 @@ class RequestTemplate:
         "body_length",
         "gaps",
         "is_used",
+        "owner",
         "refers",
         "request",
-        "served",
         "size_bytes",
     )
 
     def __init__(
-        self, request: InferRequest, header_length: int, gaps: Sequence[bytes] = (), served: ServedModel | None = None
+        self, request: InferRequest, header_length: int, gaps: Sequence[bytes] = (), owner: object = None
     ) -> None:
         self.request = request
-        self.served = served
+        self.owner = owner
         self.gaps: list[tuple[int, int, bytes]] = []
         self._pieces = body_template(request)
         self._starts: list[int] = []
@@ -113,7 +109,7 @@ class RequestTemplate:
 class RequestTemplates:
     """At most `MAX_HEADERS` templates of `MAX_KEPT_BYTES` together, by version and header, replaced by the CLOCK algorithm.
 
-    They belong to one model with one configuration, or each to its `served` one.
+    They belong to one model with one configuration, or each to its owner.
     """
 
     __slots__ = ("_seen_once", "_size_bytes", "_templates")
@@ -142,12 +138,12 @@ class RequestTemplates:
         body: Body,
         header_length: int,
         gaps: Sequence[bytes] = (),
-        served: ServedModel | None = None,
+        owner: object = None,
     ) -> None:
         """Makes a template of a request that was parsed from this body and is valid, if it can have one.
 
-        With `served`, the header names the model and the version. Tensors of a `body` that is a view of a payload slot may
-        be references to the slot; other references must not be.
+        With an `owner`, the header names the model and the version. Tensors of a `body` that is a view of a payload slot
+        may be references to the slot; other references must not be.
         """
         if (
             request.id
@@ -158,15 +154,15 @@ class RequestTemplates:
             or any(not isinstance(t.data, PayloadRef) and t.size_bytes > len(_NO_CONTENT) for t in request.inputs)
         ):
             return
-        key = "" if served is not None else request.model_version, bytes(body[:header_length])
+        key = "" if owner is not None else request.model_version, bytes(body[:header_length])
         if self._takes(key):
-            template = RequestTemplate(without_content(request), header_length, gaps, served)
+            template = RequestTemplate(without_content(request), header_length, gaps, owner)
             if template.body_length == len(body):
                 self._add(key, template)
 
-    def forget(self, served: ServedModel) -> None:
+    def forget(self, owner: object) -> None:
         """Removes the templates of a model that has changed."""
-        for key in [key for key, template in self._templates.items() if template.served is served]:
+        for key in [key for key, template in self._templates.items() if template.owner is owner]:
             self._remove(key)
 
     def _takes(self, key: tuple[str, bytes]) -> bool:

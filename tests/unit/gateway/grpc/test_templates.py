@@ -104,9 +104,8 @@ def test_a_model_that_has_changed_is_forgotten_and_the_others_are_not() -> None:
     keep(prepared, other)
     found = prepared.find_message(one)
     assert found is not None
-    assert found.served is not None
-    assert found.served is not MODELS["same_FP32"]
-    prepared.forget(found.served)
+    assert found.owner is not MODELS["same_FP32"]
+    prepared.forget(found.owner)
     assert prepared.find_message(one) is None
     assert prepared.find_message(other) is not None
 
