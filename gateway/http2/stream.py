@@ -124,6 +124,7 @@ class Stream:
 
     # Frames of the peer
 
+    @contained(on_error="_reset_after", passes=(Http2StreamError,))
     def receive(self, data: bytes | memoryview, flow_bytes: int, is_last: bool) -> None:
         """Takes DATA, of `flow_bytes` with its padding. Raises Http2StreamError if it violates the protocol."""
         if self._request_complete:
@@ -132,33 +133,26 @@ class Stream:
         if self._grant_left < 0:
             raise Http2StreamError(Http2ErrorCode.FLOW_CONTROL_ERROR)
         if data:
-            self._pass_on(data)
+            self.exchange.receive(data)
         if is_last:
             self.end()
         elif self._grant_left < STREAM_WINDOW_BYTES // 2 and not self._is_on_hold:
             self._grant()
 
+    @contained(on_error="_reset_after", passes=(Http2StreamError,))
     def end(self) -> None:
         """The request is complete. Raises Http2StreamError if it was complete before."""
         if self._request_complete:
             raise Http2StreamError(Http2ErrorCode.STREAM_CLOSED)
         self._request_complete = True
         if not self.is_closed:
-            self._pass_on_end()
+            self.exchange.end()
 
     @contained(on_error="_reset_after", passes=(Http2StreamError,))
     def begin(self, application: Application, meaning: Any) -> None:
         """Opens the exchange of this stream, whose request begins with `meaning`. Raises Http2StreamError."""
         self.exchange = application.open(self, meaning)
         self.exchange.begin()
-
-    @contained(on_error="_reset_after", passes=(Http2StreamError,))
-    def _pass_on(self, data: bytes | memoryview) -> None:
-        self.exchange.receive(data)
-
-    @contained(on_error="_reset_after", passes=(Http2StreamError,))
-    def _pass_on_end(self) -> None:
-        self.exchange.end()
 
     def _reset_after(self, _error: Exception, *_arguments: object) -> None:
         """Ends the stream after an unexpected exception of its exchange; the others of the connection go on."""

@@ -23,7 +23,7 @@ from weir.bus.naming.reserved_subjects import may_reply_to
 from weir.bus.nats.connection import Bus, Message
 from weir.gateway.nats.call import PRINCIPAL
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
-from weir.runtime.containment import contained, report
+from weir.runtime.containment import report
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
 from weir.schemas.core.names import routed_path
@@ -79,7 +79,6 @@ class ApiBridge:
         for task in self._tasks:
             task.cancel()
 
-    @contained()
     def _on_request(self, message: Message) -> None:
         if not may_reply_to(message, subjects.api_replies("")):
             return

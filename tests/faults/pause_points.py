@@ -66,7 +66,7 @@ POINTS = {
     "answered": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher.publish"),
     "acked": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher.publish", is_after=True),
     "ended": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._on_done"),
-    "delivered": PausePoint("gateway", "weir.calls.responses.delivery:ResponseDispatcher._deliver"),
+    "delivered": PausePoint("gateway", "weir.calls.responses.delivery:ResponseDispatcher.deliver"),
     # Additional steps of a durable request.
     "durable.pulled": PausePoint(
         "gateway", "weir.durable.consumer.lane_consumer:LaneConsumer._on_message", is_after=True

@@ -21,7 +21,6 @@ from weir.calls.queues import destination_of
 from weir.calls.request_templates import RequestTemplates
 from weir.calls.traffic.counters import TrafficCounters
 from weir.calls.traffic.split import TrafficSplit
-from weir.runtime.containment import contained
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.config.parameters import ParameterError
 from weir.schemas.config.traffic import TrafficRule, rule_of
@@ -332,7 +331,6 @@ class Catalog:
         workers = (view.record for view in self._registry.workers.values())
         return self._warmup is None or self._warmup.is_over(self._clock(), workers, bool(self._away))
 
-    @contained()
     def _refresh(self, name: str) -> None:
         if not name:
             self._is_complete()  # so that the warm-up measures its time from the first settled worker on
@@ -348,9 +346,9 @@ class Catalog:
             self._served[name] = ServedModel(
                 name, config, versions, record.labels, loads, record.namespace, record.completed
             )
-            self._apply_traffic(name)
             self._accept_until_s.pop(name, None)
             self._away.discard(name)
+            self._apply_traffic(name)
             return
         known = None if self._known is None else self._known.get(name)
         if known is None and name not in self._served:
@@ -373,7 +371,6 @@ class Catalog:
             self._away.discard(name)
             self._accept_until_s.setdefault(name, self._clock() + RECOVERY_GRACE_S)
 
-    @contained()
     def _apply_traffic(self, name: str) -> None:
         """Gives the model the split of its rule, if it is served and has a rule."""
         served = self._served.get(name)

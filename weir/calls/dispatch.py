@@ -131,11 +131,13 @@ class RequestDispatcher:
         self._keeps_references = options.keeps_references
         self._outputs = ResponsePayloads(self._outbox.release_slot, options.keeps_references)
         self.release = self._outputs.release
-        self._remote = RemoteOutputFetcher(options.fetcher, self._complete_fetched, self._lost, self._outputs)
+        self._remote = RemoteOutputFetcher(options.fetcher, self._on_response, self._outputs)
         self._delivery = ResponseDispatcher(self.tracing, self._in_flight, self._remove, self._outputs.discard)
         self._direct = options.direct
         if self._direct is not None:
-            self._direct.attach(self._in_flight.get, self._on_response_data, self._requeue)
+            self._direct.attach(
+                self._in_flight.get, lambda data: self._on_responses(Message("", "", data, "")), self._requeue
+            )
         self._watch: asyncio.Task[None] | None = None
         self._disconnected_s: float | None = None
         self.duplicate_responses = 0
@@ -384,12 +386,13 @@ class RequestDispatcher:
             self._queue(pending)
             return
         self._in_flight.remove(pending.key)
-        pending.free_slots()
         self.counters.changed(len(self._in_flight))
         self._delivery.deliver(pending, response, True)
 
     def _cache_failed(self, _error: Exception, pending: PendingRequest) -> None:
-        self._end(pending, internal(UNEXPECTED))
+        """Runs the request: a cache that fails counts as no cache."""
+        if self._in_flight.get(pending.key) is not None:
+            self._queue(pending)
 
     def _queue(self, pending: PendingRequest) -> None:
         if self._direct is not None and self._direct.take(pending):
@@ -437,26 +440,17 @@ class RequestDispatcher:
         """Ends a request without a response; False when it had its last response before."""
         if self._in_flight.remove(pending.key) is None:
             return False
-        pending.free_slots()
         self._withdraw(pending)
         return True
 
     def _on_responses(self, message: Message) -> None:
-        self._on_response_data(message.data)
-
-    def _on_response_data(self, data: bytes) -> None:
         try:
-            version, responses = unpack_responses(data, self._on_malformed_response)
+            version, responses = unpack_responses(message.data, self._on_malformed_response)
         except MalformedMessage as error:
             self._on_malformed_response(None, error)
             return
         for response in responses:
-            pending = self._in_flight.get(response.key)
-            if pending is None:
-                self.duplicate_responses += response.is_final
-                self._outputs.discard(response)
-            else:
-                self._on_response(pending, version, response)
+            self._on_response(version, response)
         self.counters.changed(len(self._in_flight))
 
     def _on_malformed_response(self, key: int | None, error: MalformedMessage) -> None:
@@ -468,71 +462,64 @@ class RequestDispatcher:
             self._end(pending, internal(_UNDECODABLE), is_running=True)
 
     @contained(on_error="_response_failed")
-    def _on_response(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
-        if response.run and not self._is_next(pending, response):
+    def _on_response(self, version: int, response: ResponseEnvelope, is_whole: bool | None = None) -> None:
+        """Takes a response that has come, or one that was held until its outputs were here (`is_whole`) or lost."""
+        pending = self._in_flight.get(response.key)
+        if pending is None:
+            self.duplicate_responses += response.is_final and is_whole is None
+            self._outputs.discard(response)
             return
-        is_here = not self._remote.by_key
-        for tensor in response.outputs or ():
-            if isinstance(tensor.data, PayloadRef):
-                is_here = False
-        passes_references = self._keeps_references and not pending.reads_content
-        if is_here or not self._remote.holds(pending, version, response, passes_references):
-            self._complete(pending, version, response)
+        if is_whole is None:
+            if response.run and not self._is_next(pending, response):
+                return
+            is_here = not self._remote.by_key
+            for tensor in response.outputs or ():
+                if isinstance(tensor.data, PayloadRef):
+                    is_here = False
+            passes_references = self._keeps_references and not pending.reads_content
+            if not is_here and self._remote.holds(version, response, passes_references):
+                return
+        if (response.error is not None or is_whole is False) and self._runs_again(pending, response, is_whole is False):
+            return
+        outcome = self._outputs.outcome(pending, version, response)
+        if pending.lookup is not None and isinstance(outcome, InferResponse) and self._cache is not None:
+            self._cache.store(pending.lookup, version, outcome, self._outputs.copy_of)
+        if response.is_final:
+            self._in_flight.remove(pending.key)
+        self._delivery.deliver(pending, outcome, response.is_final, response.timestamps)
 
-    @contained(on_error="_response_failed")
-    def _complete_fetched(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
-        """Completes a response whose remote outputs have been fetched."""
-        self._complete(pending, version, response)
+    def _response_failed(self, _error: Exception, _version: int, response: ResponseEnvelope, *_: object) -> None:
+        pending = self._in_flight.get(response.key)
+        if pending is not None:
+            self._end(pending, internal(UNEXPECTED), is_running=not response.is_final)
+        self._outputs.discard(response)
 
-    def _response_failed(self, _error: Exception, pending: PendingRequest, *arguments: int | ResponseEnvelope) -> None:
-        response = arguments[-1]
-        assert isinstance(response, ResponseEnvelope)  # noqa: S101 - it is the last argument of each contained method
-        self._end(pending, internal(UNEXPECTED), is_running=not response.is_final)
-
-    @contained()
     def _end(self, pending: PendingRequest, error: WeirError, is_running: bool = False) -> None:
         """Ends a request with `error`, unless it has ended. One that may be running is cancelled at its worker."""
         if self._in_flight.remove(pending.key) is None and pending.has_ended:
             return
-        pending.free_slots()
         if is_running:
             self._withdraw(pending)
         self._delivery.deliver(pending, error, True)
 
-    def _complete(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
-        """Delivers a response that is here with all of its outputs."""
-        if self._in_flight.get(pending.key) is not pending:
-            self._outputs.discard(response)  # the request was cancelled while its outputs were fetched
-            return
-        error = response.error
+    def _runs_again(self, pending: PendingRequest, response: ResponseEnvelope, is_lost: bool) -> bool:
+        """Starts the back-off that an error asks for. Runs a request again whose content, or response (`is_lost`), was lost
+        between two hosts, or ends it; False where the error is the response.
+        """
+        error, envelope = response.error, pending.envelope
         if error is not None and error.backoff_us:
             self.backpressure.note(time.monotonic(), pending.queue, pending.request, error)
-        if error is not None and is_cancelled_error(error) and not self._keeps_references:
-            # The request is not cancelled: its worker could not read content that lies here.
-            self._lost(pending, response)
-            return
-        if response.is_final:
-            self._in_flight.remove(pending.key)
-        outcome = self._outputs.outcome(pending, version, response)
-        if pending.lookup is not None and isinstance(outcome, InferResponse) and self._cache is not None:
-            self._cache.store(pending.lookup, version, outcome, self._outputs.copy_of)
-        if pending.slots and response.is_final:
-            pending.free_slots()
-        self._delivery.deliver(pending, outcome, response.is_final, response.timestamps)
-
-    @contained(on_error="_response_failed")
-    def _lost(self, pending: PendingRequest, response: ResponseEnvelope) -> None:
-        """Runs a request again whose content, or response, was lost between two hosts; or ends it."""
-        if self._in_flight.get(pending.key) is not pending:
-            return
-        envelope = pending.envelope
+        # A request that is not cancelled has such an error where its worker could not read content that lies here.
+        if not is_lost and (error is None or not is_cancelled_error(error) or self._keeps_references):
+            return False
         may_run_again = not (response.run or envelope.correlation_id or envelope.sequence_flags)
         if may_run_again and pending.reruns < MAX_RERUNS:
             pending.reruns += 1
             # Its scheduler must receive the end of the last run before the request comes again.
             asyncio.get_running_loop().call_later(_RERUN_WAIT_S, self._outbox.resend, [pending.key])
-            return
-        self._end(pending, unavailable(_LOST_PAYLOAD), is_running=not response.is_final)
+        else:
+            self._end(pending, unavailable(_LOST_PAYLOAD), is_running=not response.is_final)
+        return True
 
     def _is_next(self, pending: PendingRequest, response: ResponseEnvelope) -> bool:
         """Whether this is the next response of its run; ends the request if that one is lost."""

@@ -96,11 +96,6 @@ class PendingRequest(msgspec.Struct, eq=False):
     has_ended: bool = False
     timestamps: Timestamps | None = None
 
-    def free_slots(self) -> None:
-        """Frees what the request holds (`slots`). Called when the request has ended; further calls have no effect."""
-        slots, self.slots = self.slots, ()
-        free_all(slots)
-
 
 class DirectExecutor(Protocol):
     """Runs requests of its process without the broker, where it may."""
@@ -146,10 +141,13 @@ class InFlight(dict[int, PendingRequest]):
         self._bytes += len(pending.envelope.body)
 
     def remove(self, key: int) -> PendingRequest | None:
-        """Removes a request that has ended; returns None if it was removed before."""
+        """Removes a request that has ended, and frees what it holds; returns None if it was removed before."""
         pending = self.pop(key, None)
         if pending is not None:
             self._bytes -= len(pending.envelope.body)
+            if pending.slots:
+                slots, pending.slots = pending.slots, ()
+                free_all(slots)
         return pending
 
     def replace_envelope(self, pending: PendingRequest, envelope: RequestEnvelope) -> None:

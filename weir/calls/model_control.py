@@ -24,7 +24,6 @@ from weir.bus.kv.model_files import ModelFiles, object_name
 from weir.bus.kv.registry import RegistryView
 from weir.repository.dependencies import composing_models, unneeded_models
 from weir.repository.paths import check_model_name
-from weir.runtime.containment import contained
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid, overloaded, unavailable
 from weir.schemas.core.names import plain_name
@@ -378,7 +377,6 @@ class ModelControl:
         ]
         return [ModelConfig.model_validate(record.config) for record in records if record.config is not None]
 
-    @contained()
     def _on_model_change(self, name: str) -> None:
         self._update_mode()
         if name in self._waits:

@@ -148,7 +148,8 @@ class Outbox:
             return
         self._waiting[to] = [envelope]
         if not self._flush_is_due and self._unacked_frames[to] < MAX_UNACKNOWLEDGED_FRAMES:
-            self._schedule_flush()
+            self._flush_is_due = True
+            self._bus.at_turn_end(self.flush)
 
     def cancel(self, queue: Destination, key: int) -> None:
         """Publishes that a request is cancelled."""
@@ -202,22 +203,12 @@ class Outbox:
                     self._send(to, self._waiting.pop(to))
             if self.has_traced and not self._waiting:
                 self.has_traced = False
-        if self._cancelled:
-            cancelled, self._cancelled = self._cancelled, {}
-            for queue, keys in cancelled.items():
-                self._send_cancellation(queue, keys)
-        if self._released:
-            released, self._released = self._released, {}
-            for owner, slots in released.items():
-                self._send_release(owner, slots)
-
-    @contained()
-    def _send_cancellation(self, queue: str | LiveQueue, keys: list[int]) -> None:
-        self._bus.publish(_cancel_subject(queue), Cancellation(self._id, keys).pack())
-
-    @contained()
-    def _send_release(self, owner: str, slots: list[SlotRow]) -> None:
-        self._bus.publish(subjects.release(owner), SlotRelease(slots).pack())
+        while self._cancelled:
+            queue, keys = self._cancelled.popitem()
+            self._bus.publish(_cancel_subject(queue), Cancellation(self._id, keys).pack())
+        while self._released:
+            owner, slots = self._released.popitem()
+            self._bus.publish(subjects.release(owner), SlotRelease(slots).pack())
 
     def _schedule_flush(self) -> None:
         if not self._flush_is_due:
@@ -237,20 +228,25 @@ class Outbox:
                 log_request(
                     logger, "sent to its queue", pending.model.name, (self._id, pending.key), pending.request.id
                 )
-        if type(to) is str:
-            self._publish(to, self._layout.subject_of(to), sent)
-        elif isinstance(to, PartitionedQueue):
-            self._publish_partitioned(to, sent)
-        elif isinstance(to, LiveQueue):
-            self._publish(to, self._layout.subject(to), sent)
+        if isinstance(to, PartitionedQueue):
+            self._send_partitioned(to, sent)
+            return
+        subject = self._layout.subject_of(to) if isinstance(to, str) else self._layout.subject(to)
+        for frame in (sent,) if len(sent) == 1 else frames_of(sent):
+            self._publish_frame(to, subject, frame)
 
-    def _sending_failed(self, _error: Exception, _to: Destination, envelopes: list[RequestEnvelope]) -> None:
-        """Ends the requests that were not published in a frame."""
-        sent = {key for _, keys, _ in self._unacked.values() for key in keys}
-        self._on_rejected([one.key for one in envelopes if one.key not in sent], internal(_NOT_SENT))
+    def _sending_failed(self, _error: Exception, to: Destination, envelopes: list[RequestEnvelope]) -> None:
+        """Sends each request that was not published alone, since one may be the cause; one that fails again ends."""
+        published = {key for _, keys, _ in self._unacked.values() for key in keys}
+        unsent = [envelope for envelope in envelopes if envelope.key not in published]
+        if len(unsent) > 1:
+            for envelope in unsent:
+                self._send(to, [envelope])
+        else:
+            self._on_rejected([envelope.key for envelope in unsent], internal(_NOT_SENT))
 
-    def _publish_partitioned(self, to: PartitionedQueue, envelopes: list[RequestEnvelope]) -> None:
-        """Assigns requests to queues of their model and publishes them there."""
+    def _send_partitioned(self, to: PartitionedQueue, envelopes: list[RequestEnvelope]) -> None:
+        """Assigns requests to queues of their model and sends them there."""
         selector = self._selectors.get(to.model)
         if selector is None or selector.queues != to:
             selector = self._selectors[to.model] = PartitionSelector(to, self._id)
@@ -261,13 +257,8 @@ class Outbox:
             for pending in filter(None, (self._in_flight.get(envelope.key) for envelope in group)):
                 pending.queue = queue
                 pending.slots = (*pending.slots, PartitionReservation(selector, queue.partition))
-            self._publish(to, self._layout.subject(queue), group)
+            self._send(queue, group)
 
-    def _publish(self, to: Destination, subject: str, envelopes: list[RequestEnvelope]) -> None:
-        for frame in (envelopes,) if len(envelopes) == 1 else frames_of(envelopes):
-            self._publish_frame(to, subject, frame)
-
-    @contained(on_error="_frame_failed")
     def _publish_frame(self, to: Destination, subject: str, frame: list[RequestEnvelope]) -> None:
         keys, size = [], 0
         for envelope in frame:
@@ -279,26 +270,13 @@ class Outbox:
         ack = f"{self._acks}.{number}"
         message = Frame(self._id, frame).pack()
         self._bus.publish(subject, message, ack)
-        if self.has_traced:
-            self._mark_sent(frame)
         self._unacked[number] = (to, keys, time.monotonic())
         self._unacked_frames[to] += 1
         self.counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
-
-    @contained()
-    def _mark_sent(self, frame: list[RequestEnvelope]) -> None:
-        for envelope in frame:
+        for envelope in frame if self.has_traced else ():
             pending = self._in_flight.get(envelope.key)
             if pending is not None and pending.trace is not None:
                 pending.trace.mark(FRAME_SENT)
-
-    def _frame_failed(self, _error: Exception, to: Destination, subject: str, frame: list[RequestEnvelope]) -> None:
-        """Publishes each request of the frame alone, since one of them may be the cause; one that fails again ends."""
-        if len(frame) > 1:
-            for envelope in frame:
-                self._publish_frame(to, subject, [envelope])
-        else:
-            self._on_rejected([envelope.key for envelope in frame], internal(_NOT_SENT))
 
     def _place_bodies(self, model: str, frame: list[RequestEnvelope]) -> None:
         # The body of a request that is sent again may be a reference already, and is not placed a second time.
@@ -314,7 +292,6 @@ class Outbox:
                 self._in_flight.replace_envelope(pending, envelope)
                 pending.slots = (*pending.slots, slot)
 
-    @contained()
     def _on_publish_ack(self, message: Message) -> None:
         frame = self._unacked.pop(int(message.subject.rsplit(".", 1)[1]), None)
         if frame is None:

@@ -14,7 +14,6 @@ from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.replies import ReplyInbox
 from weir.calls.catalog import Catalog
-from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.model_control import ReadinessQuery, ReadinessReply
@@ -103,7 +102,6 @@ class Readiness:
                 unfinished.cancel()
         return False
 
-    @contained()
     async def _query_worker(self, worker: str, query: bytes, key: Key) -> bool:
         try:
             reply = await self._replies.request(subjects.readiness(worker), query, timeout_s=RESPONSE_TIMEOUT_S)

@@ -228,7 +228,6 @@ class Tracing:
             if trace.is_recorded and self._wants_tensors(trace.model_name):
                 trace.add_tensors("TENSOR_BACKEND_OUTPUT", outcome.outputs)
 
-    @contained()
     def cancel(self, trace: Trace, key: int = 0) -> None:
         """Ends the trace of the cancelled request `key`."""
         trace.error, trace.status = "the request was cancelled", CLIENT_CLOSED_REQUEST

@@ -235,7 +235,6 @@ class ResponseCache:
 
         self._shared.find(lookup.key, found)
 
-    @contained()
     def hit(self, lookup: CacheLookup, id: str) -> InferResponse | None:
         """The found response for the request with this id, which counts as a hit; None if none was found."""
         if lookup.response is None:
@@ -294,7 +293,6 @@ class ResponseCache:
             self._logged_too_large.add(model)
             logger.warning("a response of model %s is too large for the response cache: %d bytes", model, size_bytes)
 
-    @contained()
     def _forget_unloaded(self, model: str) -> None:
         served = self._catalog.served_model(model)
         for name, version in self.counters.versions():

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.streams.declarations import ensure_response_cache
-from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferResponse, Parameters
@@ -167,7 +166,6 @@ class SharedCache:
         except WeirError as error:
             logger.warning("the response cache could not be created, so requests run without it: %s", error.message)
 
-    @contained(on_error="_reply_failed")
     def _on_reply(self, message: Message) -> None:
         response = None
         if not message.status:  # a status means that the entry, or the bucket, does not exist
@@ -177,9 +175,6 @@ class SharedCache:
                 self.malformed_messages += 1
                 _limited.warning("malformed entry", "ignored a malformed entry of the response cache: %s", error)
         self._found(message.subject, response)
-
-    def _reply_failed(self, _error: Exception, message: Message) -> None:
-        self._found(message.subject, None)
 
     def _found(self, subject: str, response: CachedResponse | None) -> None:
         waiting = self._waiting.pop(subject, None)

@@ -142,19 +142,19 @@ class ResponseDispatcher:
         self._release(order_key)
         return waiting is not None
 
+    @contained(on_error="_delivery_failed")
     def deliver(
-        self, pending: PendingRequest, outcome: Outcome, is_final: bool, timestamps: Timestamps | None = None
+        self,
+        pending: PendingRequest,
+        outcome: Outcome,
+        is_final: bool,
+        timestamps: Timestamps | None = None,
+        is_next: bool = False,
     ) -> None:
         """Delivers a response now, or once it is the next in its order."""
-        if pending.order_key is not None:
-            self._deliver_ordered(pending.order_key, pending, outcome, is_final, timestamps)
-        else:
-            self._deliver(pending, outcome, is_final, timestamps)
-
-    @contained(on_error="_delivery_failed")
-    def _deliver(
-        self, pending: PendingRequest, outcome: Outcome, is_final: bool, timestamps: Timestamps | None
-    ) -> None:
+        if pending.order_key is not None and not is_next:
+            self._buffer(pending.order_key, pending, outcome, is_final, timestamps)
+            return
         pending.timestamps = timestamps
         pending.has_ended = is_final
         if pending.trace is None:
@@ -162,20 +162,18 @@ class ResponseDispatcher:
         else:
             self._tracing.deliver(pending.trace, pending, outcome, is_final, timestamps)
 
-    def _delivery_failed(
-        self, _error: Exception, pending: PendingRequest, _outcome: Outcome, is_final: bool, *_: object
-    ) -> None:
+    def _delivery_failed(self, _error: Exception, pending: PendingRequest, *_: object) -> None:
         """Ends a request whose response could not be delivered: `on_response` is called once more, with an internal error.
 
         The frontends end a call once and ignore what comes after, so a response that was delivered in part stays so.
         """
         pending.has_ended = True
         self._cancel(pending)
-        if pending.order_key is not None and not is_final:
+        if pending.order_key is not None:
             self.remove_ordered(pending)
         pending.on_response(internal(UNEXPECTED), True)
 
-    def _deliver_ordered(
+    def _buffer(
         self,
         order_key: OrderKey,
         pending: PendingRequest,
@@ -200,7 +198,7 @@ class ResponseDispatcher:
         try:
             while self._releasing:
                 while (response := self._order.pop(self._releasing[0])) is not None:
-                    self._deliver(*response)
+                    self.deliver(*response, is_next=True)
                 self._releasing.pop(0)
         finally:
             self._releasing.clear()

@@ -28,10 +28,9 @@ MAX_FETCHING_RESPONSES = 10_000
 class _FetchingResponse:
     """A response with the number of its outputs that are still being fetched."""
 
-    __slots__ = ("fetches", "is_lost", "pending", "response", "version")
+    __slots__ = ("fetches", "is_lost", "response", "version")
 
-    def __init__(self, pending: PendingRequest, version: int, response: ResponseEnvelope) -> None:
-        self.pending = pending
+    def __init__(self, version: int, response: ResponseEnvelope) -> None:
         self.version = version
         self.response = response
         self.fetches = 0
@@ -41,63 +40,42 @@ class _FetchingResponse:
 class RemoteOutputFetcher:
     """Holds responses until their outputs have been fetched from other hosts.
 
-    Later responses to the same request wait behind them. `complete(pending, version, response)` is called with each
-    response whose outputs are here, `lost(pending, response)` with each whose outputs are lost with their worker;
-    `release` is called with the slot of each fetched output, `discard` with each response that is dropped. Without a
-    `fetcher`, all remote outputs are lost.
+    Later responses to the same request wait behind them. `take(version, response, is_whole)` is called with each response
+    whose outputs are here, or are lost with their worker. Without a `fetcher`, all remote outputs are lost.
     """
 
     def __init__(
         self,
         fetcher: PayloadFetcher | None,
-        complete: Callable[[PendingRequest, int, ResponseEnvelope], None],
-        lost: Callable[[PendingRequest, ResponseEnvelope], None],
+        take: Callable[[int, ResponseEnvelope, bool], None],
         payloads: ResponsePayloads,
     ) -> None:
         self._fetcher = fetcher
-        self._complete = complete
-        self._lost = lost
+        self._take = take
         self._payloads = payloads
         self.by_key: dict[int, deque[_FetchingResponse]] = {}
         """The responses that are held, by the key of their request."""
         self._fetching = 0
 
-    def holds(self, pending: PendingRequest, version: int, response: ResponseEnvelope, passes_references: bool) -> bool:
-        """Whether the response is held and completed later. A caller that `passes_references` needs no output fetched."""
-        responses = self.by_key.get(pending.key) if self.by_key else None
-        if responses is None:
-            if passes_references or not any(map(_is_remote, response.outputs or ())):
-                return False
-            responses = self.by_key[pending.key] = deque()
-        elif not response.run:
+    def holds(self, version: int, response: ResponseEnvelope, passes_references: bool) -> bool:
+        """Whether the response is held and taken later. A caller that `passes_references` needs no output fetched."""
+        is_first = response.key not in self.by_key
+        if is_first and (passes_references or not any(map(_is_remote, response.outputs or ()))):
+            return False
+        if not is_first and not response.run:
             self._payloads.discard(response)  # the request has run twice, and the first response is being fetched
             return True
-        fetching = _FetchingResponse(pending, version, response)
-        responses.append(fetching)
-        self._fetching += 1
-        fetching.is_lost = self._fetching > MAX_FETCHING_RESPONSES or self._fetcher is None
+        fetching = _FetchingResponse(version, response)
+        fetching.is_lost = self._fetching >= MAX_FETCHING_RESPONSES or self._fetcher is None
         if self._fetcher is not None and not fetching.is_lost and not passes_references:
             for tensor in response.outputs or ():
                 if _is_remote(tensor) and isinstance(tensor.data, PayloadRef):
                     fetching.fetches += 1
-                    self._fetch(self._fetcher, fetching, tensor, tensor.data)
-        self._complete_fetched(pending.key)
+                    self._fetcher.fetch(tensor.data, partial(self._on_fetched, fetching, tensor, tensor.data))
+        self.by_key.setdefault(response.key, deque()).append(fetching)
+        self._fetching += 1
+        self._take_fetched(response.key)
         return True
-
-    @contained(on_error="_fetch_failed")
-    def _fetch(self, fetcher: PayloadFetcher, fetching: _FetchingResponse, tensor: Tensor, ref: PayloadRef) -> None:
-        fetcher.fetch(ref, partial(self._on_fetched, fetching, tensor, ref))
-
-    def _fetch_failed(
-        self,
-        _error: Exception,
-        _fetcher: PayloadFetcher,
-        fetching: _FetchingResponse,
-        _tensor: Tensor,
-        _ref: PayloadRef,
-    ) -> None:
-        fetching.fetches -= 1
-        fetching.is_lost = True
 
     @contained(on_error="_on_fetched_failed")
     def _on_fetched(self, fetching: _FetchingResponse, tensor: Tensor, ref: PayloadRef, outcome: Outcome) -> None:
@@ -111,13 +89,13 @@ class RemoteOutputFetcher:
         else:
             tensor.data = outcome
             self._payloads.release(ref)
-        self._complete_fetched(fetching.pending.key)
+        self._take_fetched(fetching.response.key)
 
     def _on_fetched_failed(self, _error: Exception, fetching: _FetchingResponse, *_: object) -> None:
         fetching.is_lost = True
-        self._complete_fetched(fetching.pending.key)
+        self._take_fetched(fetching.response.key)
 
-    def _complete_fetched(self, key: int) -> None:
+    def _take_fetched(self, key: int) -> None:
         responses = self.by_key.get(key)
         while responses and not responses[0].fetches:
             fetching = responses.popleft()
@@ -126,9 +104,7 @@ class RemoteOutputFetcher:
                 self.by_key.pop(key, None)
             if fetching.is_lost:
                 self._payloads.discard(fetching.response)
-                self._lost(fetching.pending, fetching.response)
-            else:
-                self._complete(fetching.pending, fetching.version, fetching.response)
+            self._take(fetching.version, fetching.response, not fetching.is_lost)
 
 
 def _is_remote(tensor: Tensor) -> bool:
@@ -163,7 +139,6 @@ class ResponsePayloads:
         model, id = pending.model.name, pending.request.id
         return InferResponse(model, str(version), id, response.outputs, response.parameters)
 
-    @contained()
     def discard(self, response: ResponseEnvelope | InferResponse) -> None:
         """Releases the payload slots of a response that is dropped."""
         for tensor in response.outputs or ():
