@@ -79,14 +79,6 @@ class FrameCounters:
         self.frame_bytes = SizeHistogram()
         self.frame_requests = SizeHistogram()
 
-    def sent(self, requests: int, last_key: int, size_bytes: int, in_flight: int) -> None:
-        """Counts a published frame with the key of its last request, and the number of requests in flight."""
-        self.frame_requests.add(requests)
-        self.frame_bytes.add(size_bytes)
-        if last_key > self.last_key:
-            self.last_key = last_key
-        self.changed(in_flight)
-
     def changed(self, in_flight: int) -> None:
         """Sets the number of requests in flight from now on."""
         now_ns = self._clock_ns()
@@ -223,17 +215,34 @@ class Outbox:
         for envelope in envelopes:
             if envelope.key in self._in_flight:
                 sent.append(envelope)
+        if isinstance(to, PartitionedQueue):
+            self._send_partitioned(to, sent)
+            return
+        subject = self._layout.subject_of(to) if isinstance(to, str) else self._layout.subject(to)
         if logs_requests(logger):
             for pending in [self._in_flight[envelope.key] for envelope in sent]:
                 log_request(
                     logger, "sent to its queue", pending.model.name, (self._id, pending.key), pending.request.id
                 )
-        if isinstance(to, PartitionedQueue):
-            self._send_partitioned(to, sent)
-            return
-        subject = self._layout.subject_of(to) if isinstance(to, str) else self._layout.subject(to)
         for frame in (sent,) if len(sent) == 1 else frames_of(sent):
-            self._publish_frame(to, subject, frame)
+            keys, size = [], 0
+            for envelope in frame:
+                keys.append(envelope.key)
+                size += len(envelope.body)
+            if size > FRAME_INLINE_BYTES:
+                self._place_bodies(to if isinstance(to, str) else to.model, frame)
+            number = next(self._frame_numbers)
+            message = Frame(self._id, frame).pack()
+            self._bus.publish(subject, message, f"{self._acks}.{number}")
+            self._unacked[number] = (to, keys, time.monotonic())
+            self._unacked_frames[to] += 1
+            counters = self.counters
+            counters.frame_requests.add(len(frame))
+            counters.frame_bytes.add(len(message))
+            counters.last_key = max(counters.last_key, keys[-1])
+            counters.changed(len(self._in_flight))
+            if self.has_traced:
+                self._mark_sent(keys)
 
     def _sending_failed(self, _error: Exception, to: Destination, envelopes: list[RequestEnvelope]) -> None:
         """Sends each request that was not published alone, since one may be the cause; one that fails again ends."""
@@ -259,23 +268,9 @@ class Outbox:
                 pending.slots = (*pending.slots, PartitionReservation(selector, queue.partition))
             self._send(queue, group)
 
-    def _publish_frame(self, to: Destination, subject: str, frame: list[RequestEnvelope]) -> None:
-        keys, size = [], 0
-        for envelope in frame:
-            keys.append(envelope.key)
-            size += len(envelope.body)
-        if size > FRAME_INLINE_BYTES:
-            self._place_bodies(to if isinstance(to, str) else to.model, frame)
-        number = next(self._frame_numbers)
-        ack = f"{self._acks}.{number}"
-        message = Frame(self._id, frame).pack()
-        self._bus.publish(subject, message, ack)
-        self._unacked[number] = (to, keys, time.monotonic())
-        self._unacked_frames[to] += 1
-        self.counters.sent(len(frame), frame[-1].key, len(message), len(self._in_flight))
-        for envelope in frame if self.has_traced else ():
-            pending = self._in_flight.get(envelope.key)
-            if pending is not None and pending.trace is not None:
+    def _mark_sent(self, keys: list[int]) -> None:
+        for pending in filter(None, map(self._in_flight.get, keys)):
+            if pending.trace is not None:
                 pending.trace.mark(FRAME_SENT)
 
     def _place_bodies(self, model: str, frame: list[RequestEnvelope]) -> None:
