@@ -224,17 +224,13 @@ class Call(ABC):
         self.pending = self.submit(self.request, None)
         self.is_submitted = True
 
-    def _on_done(self, then: Callable[[Any], None], is_final: bool, task: asyncio.Future[Any]) -> None:
-        if self._task is task:  # else the call was cancelled
-            self._task = None
-            self._continue(then, is_final, task)
-            if self._waiting:
-                self._drain()
-        elif not task.cancelled():
-            task.exception()  # is retrieved, and of no interest
-
     @contained(on_error="_failed")
-    def _continue(self, then: Callable[[Any], None], is_final: bool, task: asyncio.Future[Any]) -> None:
+    def _on_done(self, then: Callable[[Any], None], is_final: bool, task: asyncio.Future[Any]) -> None:
+        if self._task is not task:  # the call was cancelled
+            if not task.cancelled():
+                task.exception()  # is retrieved, and of no interest
+            return
+        self._task = None
         if task.cancelled():
             self._end(overloaded("the server is stopping", reason=Reason.STOPPING))
             return
@@ -251,6 +247,8 @@ class Call(ABC):
                 self._reject(error)
         elif error is not None:
             raise error
+        if self._waiting:
+            self._drain()
 
     # From the dispatcher to the client
 
