@@ -53,7 +53,8 @@ class MessageTemplates(RequestTemplates):
         if starts:
             ends = [start + len(content) for start, content in zip(starts, raw_contents, strict=True)]
             gaps = [data[end:start] for end, start in zip(ends[:-1], starts[1:], strict=True)]
-            self.keep(request, data, starts[0], gaps, served)
+            if not self.keep(request, data, starts[0], gaps, served):
+                return
             if len(self._header_lengths) >= MAX_HEADERS:
                 self._header_lengths.clear()
             self._header_lengths[len(data)] = starts[0]

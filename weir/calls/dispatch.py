@@ -512,6 +512,7 @@ class RequestDispatcher:
         # A request that is not cancelled has such an error where its worker could not read content that lies here.
         if not is_lost and (error is None or not is_cancelled_error(error) or self._keeps_references):
             return False
+        self._outputs.discard(response)
         may_run_again = not (response.run or envelope.correlation_id or envelope.sequence_flags)
         if may_run_again and pending.reruns < MAX_RERUNS:
             pending.reruns += 1

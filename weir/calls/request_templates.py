@@ -139,8 +139,8 @@ class RequestTemplates:
         header_length: int,
         gaps: Sequence[bytes] = (),
         owner: object = None,
-    ) -> None:
-        """Makes a template of a request that was parsed from this body and is valid, if it can have one.
+    ) -> bool:
+        """Makes a template of a request that was parsed from this body and is valid; False if it can't have one.
 
         With an `owner`, the header names the model and the version. Tensors of a `body` that is a view of a payload slot
         may be references to the slot; other references must not be.
@@ -153,12 +153,15 @@ class RequestTemplates:
             or any(t.datatype == "BYTES" or not isinstance(t.data, (memoryview, PayloadRef)) for t in request.inputs)
             or any(not isinstance(t.data, PayloadRef) and t.size_bytes > len(_NO_CONTENT) for t in request.inputs)
         ):
-            return
+            return False
         key = "" if owner is not None else request.model_version, bytes(body[:header_length])
-        if self._takes(key):
-            template = RequestTemplate(without_content(request), header_length, gaps, owner)
-            if template.body_length == len(body):
-                self._add(key, template)
+        if not self._takes(key):
+            return False
+        template = RequestTemplate(without_content(request), header_length, gaps, owner)
+        fits = template.body_length == len(body)
+        if fits:
+            self._add(key, template)
+        return fits
 
     def forget(self, owner: object) -> None:
         """Removes the templates of a model that has changed."""

@@ -102,8 +102,6 @@ class RemoteOutputFetcher:
             self._fetching -= 1
             if not responses:
                 self.by_key.pop(key, None)
-            if fetching.is_lost:
-                self._payloads.discard(fetching.response)
             self._take(fetching.version, fetching.response, not fetching.is_lost)
 
 
