@@ -75,7 +75,8 @@ def _compare(datatype: str, live: np.ndarray, copied: np.ndarray) -> OutputRow:
             return OutputRow(live.size, different, 0.0, 0.0, live.size, different)
         a, b = live.astype(np.float64), copied.astype(np.float64)
         return OutputRow(live.size, different, *_largest(a, b), live.size, different)
-    a, b = live.astype(np.float64), copied.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        a, b = live.astype(np.float64), copied.astype(np.float64)
     different = int(np.count_nonzero((a != b) & ~(np.isnan(a) & np.isnan(b))))
     if not different:
         return OutputRow(live.size, 0, 0.0, 0.0, _labels(a), 0)

@@ -96,3 +96,9 @@ def test_sums_survive_their_way() -> None:
         TrafficReport.unpack(TrafficReport("g", [], [totals.row("m", 2)]).pack()).comparisons[0].outputs
         == totals.outputs
     )
+
+
+def test_signalling_nans_are_equal() -> None:
+    bits = np.array([0x7F807F7F, 0x7F807F7F], np.uint32).tobytes()
+    both = [[Tensor("OUT", "FP32", [2], bits)] for _ in range(2)]
+    assert compare(*both).outputs["OUT"].differing == 0
