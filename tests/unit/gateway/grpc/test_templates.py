@@ -8,6 +8,7 @@ from tritonclient.grpc import service_pb2
 
 from tests.support.gateway.grpc_frontend import MODELS, model
 from weir.calls.catalog import ServedModel
+from weir.calls.request_templates import MAX_HEADERS
 from weir.gateway.grpc.codec import decode_request, request_from_message
 from weir.gateway.grpc.templates import MessageTemplates
 from weir.schemas.core.requests import InferRequest
@@ -122,4 +123,15 @@ def test_a_client_whose_headers_all_differ_does_not_displace_others() -> None:
     for _ in range(2):
         keep(prepared, newcomer)
     assert prepared.find_message(newcomer) is not None
+    assert prepared.find_message(steady) is not None
+
+
+def test_a_header_that_gets_no_template_does_not_hide_one_of_messages_of_the_same_length() -> None:
+    prepared = MessageTemplates()
+    steady = wire("same_FP32", bytes(80))
+    keep(prepared, steady)
+    for number in range(MAX_HEADERS):
+        keep(prepared, wire("same_FP32", bytes(8), parameters={"changing": {"int64_param": number}}))
+    others = [wire("same_FP32", bytes(8), parameters={"k" * size: {"bool_param": True}}) for size in range(80)]
+    keep(prepared, next(other for other in others if len(other) == len(steady)))
     assert prepared.find_message(steady) is not None
