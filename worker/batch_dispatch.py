@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, ValuesView
+from collections.abc import ValuesView
 from functools import partial
 
 from msgspec.structs import astuple
@@ -19,7 +19,7 @@ from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.nats.thread_publisher import ThreadPublisher
 from weir.bus.payloads.fetcher import PayloadFetcher
-from weir.runtime.containment import contained
+from weir.runtime.containment import call_each, contained
 from weir.schemas.core.errors import Reason, unavailable
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.messages import (
@@ -274,7 +274,7 @@ class BatchDispatcher:
             self._accept(batch, True)
         for instance in dict.fromkeys(map(self._instance_of, batches)):
             if instance is not None:
-                self._flush(instance)
+                instance.flush()
 
     def _note_caller(self, gateway: str) -> None:
         # It may have opened a link since: all of its responses leave through that, in order.
@@ -289,25 +289,20 @@ class BatchDispatcher:
         instance = None if served is None else served.instance(batch.instance)
         return instance if isinstance(instance, ModelInstance) else None
 
-    @contained()
-    def _flush(self, instance: ModelInstance) -> None:
-        instance.flush()
-
     @contained(on_error="_dispatch_failed")
-    def _accept(self, batch: BatchMessage, more_follow: bool = False) -> None:
-        if self._remote is None or not self._remote.needs_fetch(batch):
-            self._dispatch(batch, None, more_follow)
+    def _accept(self, batch: BatchMessage, more_follow: bool = False, fetched: Batch | None = None) -> None:
+        """Submits the batch to its instance. `fetched` is the batch with its remote payloads, if it waited for them."""
+        if fetched is not None or self._remote is None or not self._remote.needs_fetch(batch):
+            self._dispatch(batch, more_follow, fetched)
             return
         running = self._held[batch.scheduler, batch.batch_id] = Batch(batch, self._worker_id)
         result = self.models.get(batch.model)
         # An ensemble passes the references of its request on; the workers of its steps fetch the tensors.
         config = None if result is None else result.config
         with_tensors = config is None or config.ensemble_scheduling is None
-        self._remote.fetch(running, with_tensors, partial(self._dispatch, batch, running))
+        self._remote.fetch(running, with_tensors, partial(self._accept, batch, False, running))
 
-    @contained(on_error="_dispatch_failed")
-    def _dispatch(self, batch: BatchMessage, fetched: Batch | None = None, more_follow: bool = False) -> None:
-        """Submits the batch to its instance. `fetched` is the batch with its remote payloads, if it waited for them."""
+    def _dispatch(self, batch: BatchMessage, more_follow: bool, fetched: Batch | None) -> None:
         newer_epoch = self._fence.newer_epoch(batch)
         if newer_epoch:
             self._complete(batch.scheduler, BatchRefused(batch.batch_id, newer_epoch))
@@ -379,7 +374,6 @@ class BatchDispatcher:
             if isinstance(instance, ModelInstance) and instance.key == key:
                 self._return_waiting(instance, NotRunReason.CALLING)
 
-    @contained()
     def _return_waiting(self, instance: ModelInstance, reason: NotRunReason) -> None:
         """Returns the batches that have not started, if there are more than the one that is staged in any case."""
         if instance.unstarted > 1:
@@ -396,24 +390,26 @@ class BatchDispatcher:
             self._malformed_messages += 1
             logger.warning("dropped a malformed cancellation: %s", error)
             return
-        for batch_id, gateway, keys in cancelled.batches:
-            running = self._held.get((cancelled.scheduler, batch_id))
-            if running is not None:
-                self._cancel(running, gateway, keys)
-
-    @contained()
-    def _cancel(self, running: Batch, gateway: str, keys: Iterable[int]) -> None:
-        running.cancel(gateway, keys)
+        held = (
+            (self._held.get((cancelled.scheduler, batch_id)), gateway, keys)
+            for batch_id, gateway, keys in cancelled.batches
+        )
+        call_each(
+            "weir.worker.batch_dispatch: cancelling requests of a batch",
+            [partial(running.cancel, gateway, keys) for running, gateway, keys in held if running is not None],
+        )
 
     def _on_release(self, message: Message) -> None:
         try:
-            for segment, slot, generation in SlotRelease.unpack(message.data).slots:
-                self._release(segment, slot, generation)
+            slots = SlotRelease.unpack(message.data).slots
         except MalformedMessage as error:
             self._malformed_messages += 1
             logger.warning("dropped a malformed release of payload slots: %s", error)
+            return
+        call_each(
+            "weir.worker.batch_dispatch: releasing a payload slot", [partial(self._release, *slot) for slot in slots]
+        )
 
-    @contained()
     def _release(self, segment: str, slot: int, generation: int) -> None:
         arena = segment.removeprefix("weir-").rpartition(".")[0]
         instance = self._arenas.get(arena)

@@ -342,16 +342,13 @@ class DirectDispatcher:
             grant.until_s = grant.renew_s = 0.0  # a scheduler must know of batches that are as slow
         if not grant.is_report_due:
             grant.is_report_due = True
-            self._loop.call_later(REPORT_DELAY_S, self._report_due, grant)
+            self._loop.call_later(REPORT_DELAY_S, self._report, grant)
         grant.sizes[requests] += 1
         grant.busy_us += busy_us
 
-    def _report_due(self, grant: _Grant) -> None:
-        grant.is_report_due = False
-        self._report(grant)
-
     @contained()
     def _report(self, grant: _Grant) -> None:
+        grant.is_report_due = False
         if not grant.sizes:
             return
         runs = DirectRuns(grant.queue, grant.version, list(grant.sizes.items()), grant.busy_us)

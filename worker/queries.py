@@ -72,22 +72,20 @@ class QueryService:
         self._readiness_tasks.add(task)
         task.add_done_callback(self._readiness_tasks.discard)
 
-    async def _reply_readiness(self, model: str, version: int, reply: str) -> None:
-        self._bus.publish(reply, ReadinessReply(await self._is_ready(model, version)).pack())
-
     @contained(on_error="_probe_failed")
-    async def _is_ready(self, model: str, version: int) -> bool:
-        """Whether the version can run and all its available instances report that they are ready."""
+    async def _reply_readiness(self, model: str, version: int, reply: str) -> None:
+        """Replies whether the version can run and all its available instances report that they are ready."""
         result = self._models.get(model)
         served = None if result is None else result.served.get(version)
-        if served is None:
-            return False
-        health = served.model.health
-        replies = await asyncio.gather(*(probe.ask() for probe in health.probes()))
-        return all(replies) and not health.problem
+        is_ready = served is not None
+        if served is not None:
+            health = served.model.health
+            replies = await asyncio.gather(*(probe.ask() for probe in health.probes()))
+            is_ready = all(replies) and not health.problem
+        self._bus.publish(reply, ReadinessReply(is_ready).pack())
 
-    def _probe_failed(self, _error: Exception, _model: str, _version: int) -> bool:
-        return False
+    def _probe_failed(self, _error: Exception, _model: str, _version: int, reply: str) -> None:
+        self._bus.publish(reply, ReadinessReply(False).pack())
 
     # Repository contents
 

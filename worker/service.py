@@ -148,11 +148,7 @@ class WorkerService:
         if not self._dispatcher.held:
             models = self._dispatcher.models.values()
             versions = [served for result in models for served in result.served.values()]
-            await asyncio.gather(*(asyncio.to_thread(self._unload, version) for version in versions))
-
-    @contained()
-    def _unload(self, version: ServedVersion) -> None:
-        version.unload()
+            await asyncio.gather(*(asyncio.to_thread(version.unload) for version in versions))
 
     # Records
 
@@ -173,19 +169,14 @@ class WorkerService:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            self._send_heartbeat()
-            self._measure_load()
+            self._beat()
             await next_tick(HEARTBEAT_INTERVAL_S)
 
     @contained()
-    def _send_heartbeat(self) -> None:
+    def _beat(self) -> None:
         self._registry.beat(Heartbeat(self.worker_id, self._dispatcher.held_ids()))
-
-    @contained()
-    def _measure_load(self) -> None:
         self._load.measure(time.monotonic_ns() // 1000, self._dispatcher.models, self._dispatcher.held)
 
-    @contained()
     def _on_statistics_query(self, message: Message) -> None:
         if may_reply_to(message, subjects.counters("")):
             self._bus.publish(message.reply, self._counters())

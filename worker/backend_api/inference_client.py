@@ -34,7 +34,7 @@ from weir.calls.payload_store import PayloadStore
 from weir.calls.readiness import Readiness
 from weir.calls.request_templates import RequestTemplate
 from weir.calls.tracing import PassedTraces
-from weir.runtime.containment import contained
+from weir.runtime.containment import call_each
 from weir.runtime.ticks import next_tick
 from weir.schemas.core.errors import Reason, WeirError, overloaded
 from weir.schemas.core.requests import InferRequest
@@ -207,13 +207,7 @@ class InferenceClient:
         while True:
             await next_tick(_EXPIRY_INTERVAL_S)
             if self._bus.is_connected:
-                self._tick(self.registry.expire)
-                for listener in self._on_tick:
-                    self._tick(listener)
-
-    @contained()
-    def _tick(self, listener: Callable[[], object]) -> None:
-        listener()
+                call_each("weir.worker.backend_api.inference_client: a tick", [self.registry.expire, *self._on_tick])
 
 
 async def _retry(start: Callable[[], Awaitable[None]]) -> None:

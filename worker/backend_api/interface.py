@@ -138,7 +138,8 @@ class Execution:
     def respond(self, position: int, result: Result | None, is_final: bool) -> None:
         """Sends a response at once; `is_final` marks the last one, which may have no result (None).
 
-        Outputs may be views that are valid only until this returns.
+        A response that can't be sent ends its request with an error. Outputs may be views that are valid only until this
+        returns.
         """
         raise NotImplementedError
 

@@ -6,13 +6,14 @@ with another configuration is checked again. The watcher reads the registry, so 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from functools import partial
 
 from weir.repository.dependencies import composing_models, resolve_namespaces, step_identity
 from weir.repository.layout import FoundModel
 from weir.repository.loading import config_bytes, read_config
-from weir.runtime.containment import contained
+from weir.runtime.containment import call_each
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.names import plain_name
@@ -120,17 +121,14 @@ class DependencyWatcher:
         return None if followed is None else followed.override
 
     def _on_model_change(self, name: str) -> None:
-        for ensemble, followed in list(self._followed.items()):
-            if plain_name(name) in followed.names:
-                self._report(ensemble)
+        self._report(ensemble for ensemble, followed in self._followed.items() if plain_name(name) in followed.names)
 
     def _report_all(self) -> None:
-        for ensemble in list(self._followed):
-            self._report(ensemble)
+        self._report(self._followed)
 
-    @contained()
-    def _report(self, ensemble: str) -> None:
-        self._on_change(ensemble)
+    def _report(self, ensembles: Iterable[str]) -> None:
+        listeners = [partial(self._on_change, ensemble) for ensemble in ensembles]
+        call_each("weir.worker.ensembles.dependencies: the models of an ensemble", listeners)
 
     def _signature(self, followed: _Followed) -> _Signature | None:
         """The composing models as they are served, or None if at least one is not."""

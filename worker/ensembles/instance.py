@@ -16,7 +16,7 @@ from typing import Any
 from weir.bus.naming.identity import lies_elsewhere
 from weir.bus.payloads.arena import PayloadReader, StalePayload
 from weir.bus.payloads.reach import process_reach
-from weir.runtime.containment import contained
+from weir.runtime.containment import call_each, contained
 from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import InferRequest, Lane, Parameters
@@ -42,7 +42,7 @@ from weir.worker.ensembles.request import EnsembleContext, EnsembleRequest, Step
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.decoding import read_content
 from weir.worker.execution.instance import ModelEnvironment
-from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, packing_failed
+from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway
 from weir.worker.execution.shared_memory import SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.updates import BatchUpdate
@@ -73,7 +73,7 @@ class EnsembleInstance:
         self.context = EnsembleContext(
             model.config, self.plan, StepLimiter(len(self.plan.steps), limit), self.client, self.reader
         )
-        self.writer = ResponseWriter(arena_name)
+        self.writer = ResponseWriter(arena_name, self.shared_memory)
         self._on_update = environment.on_update
         self._open: set[_OpenBatch] = set()
         self._unreleased: _OpenBatch | None = None
@@ -105,12 +105,7 @@ class EnsembleInstance:
 
     def requeue(self) -> None:
         """Returns the batches without a response to their schedulers, so that other workers run them."""
-        for opened in list(self._open):
-            self._requeue(opened)
-
-    @contained()
-    def _requeue(self, opened: _OpenBatch) -> None:
-        opened.requeue()
+        call_each("weir.worker.ensembles.instance: returning a batch", [opened.requeue for opened in self._open])
 
     def publish(self, batch: BatchUpdate) -> None:
         """Publishes an update of a batch."""
@@ -221,10 +216,8 @@ class _OpenBatch:
         return (BatchReleased(message.batch_id, busy_us),)
 
     def _cancel(self) -> None:
-        for position in self.running.cancelled:
-            opened = self._requests.get(position)
-            if opened is not None:
-                opened.caller_cancelled()
+        found = [self._requests[position] for position in self.running.cancelled if position in self._requests]
+        call_each("weir.worker.ensembles.instance: cancelling a request", [opened.caller_cancelled for opened in found])
 
     def _close(self) -> None:
         self._is_closed = True
@@ -284,9 +277,9 @@ class _OpenRequest:
 
     def _begin_failed(self, error: Exception) -> None:
         self.cancel()
-        self._fail(internal(f"the request can't be run: {type(error).__name__}: {error}"), "OTHER")
+        if self._batch.is_open(self._position):
+            self._fail(internal(f"the request can't be run: {type(error).__name__}: {error}"), "OTHER")
 
-    @contained()
     def caller_cancelled(self) -> None:
         """Cancels the request because its caller did."""
         self.cancel()
@@ -299,7 +292,6 @@ class _OpenRequest:
 
     # Responses
 
-    @contained(on_error="_response_failed")
     def responded(self, outputs: list[Tensor], parameters: Parameters) -> None:
         """Sends a response, or keeps it until `ended` if it is the only one."""
         if not self._batch.is_open(self._position):
@@ -312,11 +304,6 @@ class _OpenRequest:
         else:
             self._held = outputs, parameters
 
-    def _response_failed(self, error: Exception, *_: object) -> None:
-        self.cancel()
-        self._ending_failed(error)
-
-    @contained(on_error="_ending_failed")
     def ended(self, error: WeirError | None) -> None:
         """Sends the last response."""
         if not self._batch.is_open(self._position):
@@ -324,15 +311,11 @@ class _OpenRequest:
         if error is not None:
             self._fail(error, "OTHER")
             return
-        self._record_success()
         if self._held is not None:
             self._send(*self._held, is_final=True)
         else:
             self._respond(pack_end(self._entry.key, self._timestamps(), self._run), is_final=True)
-
-    def _ending_failed(self, error: Exception, _ended_with: WeirError | None = None) -> None:
-        if self._batch.is_open(self._position):
-            self._fail(packing_failed(error), "OTHER")
+        self._count_success()
 
     def _send(self, outputs: list[Tensor], parameters: Parameters, is_final: bool) -> None:
         timestamps = self._timestamps() if is_final else None
@@ -343,10 +326,12 @@ class _OpenRequest:
             row = pack_error(self._entry.key, error, is_final, timestamps, self._run)
         else:
             row = pack_response(self._entry.key, outputs, parameters, is_final, timestamps, self._run)
-        if self._responses == 0:
-            self._count_first_response()
         self._responses += 1
         self._respond(row, is_final)
+        latencies = self._instance.statistics.latencies
+        if self._responses == 1 and latencies is not None:
+            queued_ns = self._entry.queued_us * 1000
+            latencies.observe_first_responses([queued_ns + time.monotonic_ns() - self._start_ns])
 
     def _deliver(self, outputs: list[Tensor]) -> WeirError | None:
         """Puts outputs where the caller can read them or has requested them; returns an error if that fails."""
@@ -376,12 +361,10 @@ class _OpenRequest:
         if isinstance(data, PayloadRef):
             self._instance.client.release(data)
 
-    def _fail(self, error: WeirError, reason: str) -> None:
-        self._count_failure(reason)
-        self._respond(pack_error(self._entry.key, error, True, self._timestamps(), self._run), is_final=True)
+    # A response is counted once it is sure to be sent, and before it is: that happens at the end of the turn.
 
-    @contained()
-    def _count_failure(self, reason: str) -> None:
+    def _fail(self, error: WeirError, reason: str) -> None:
+        self._respond(pack_error(self._entry.key, error, True, self._timestamps(), self._run), is_final=True)
         queued_ns = self._entry.queued_us * 1000
         self._instance.statistics.record_failures(1, reason, queued_ns + time.monotonic_ns() - self._start_ns)
 
@@ -392,15 +375,7 @@ class _OpenRequest:
     def _run(self) -> ResponseRun | None:
         return (self._batch.run, self._responses) if self._batch.run else None
 
-    @contained()
-    def _count_first_response(self) -> None:
-        latencies = self._instance.statistics.latencies
-        if latencies is not None:
-            queued_ns = self._entry.queued_us * 1000
-            latencies.observe_first_responses([queued_ns + time.monotonic_ns() - self._start_ns])
-
-    @contained()
-    def _record_success(self) -> None:
+    def _count_success(self) -> None:
         if self._request is None or self._steps is None:
             return
         statistics, phases_ns = self._instance.statistics, self._phases_ns

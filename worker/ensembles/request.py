@@ -110,9 +110,8 @@ class EnsembleRequest:
         self.phases_ns = [0, 0, 0]
         """The sums of the durations (compute input, infer, output) of its steps so far."""
 
-    @contained(on_error="_failed_unexpectedly")
     def begin(self) -> None:
-        """Starts the steps that need only tensors of the request."""
+        """Starts the steps that need only tensors of the request. What it raises ends the request (`cancel`)."""
         self._runs += 1
         given = {tensor.name: TensorValue(tensor) for tensor in self._request.inputs}
         self._do(self._run.begin(given, self._plan.inputs - given.keys()))
@@ -294,8 +293,8 @@ class EnsembleRequest:
 
     def _ended(self, error: WeirError | None) -> None:
         if not self._is_over:
-            self._is_over = True
             self._caller.ended(error)
+            self._is_over = True  # not before: if the caller has raised, it gets an error instead
 
     def _end(self, is_deadlock: bool) -> None:
         if is_deadlock:

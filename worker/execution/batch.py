@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from weir.bus.links.framing import Outgoing
 from weir.bus.payloads.arena import PayloadReader
@@ -34,7 +34,7 @@ from weir.schemas.wire.messages import (
 )
 from weir.telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
 from weir.worker.backend_api.interface import RESCHEDULED, Execution, ExecutionHandle, Result
-from weir.worker.execution.response_writer import pack_by_gateway, packing_failed
+from weir.worker.execution.response_writer import Ending, pack_by_gateway, packing_failed
 from weir.worker.execution.shared_memory import InputBuffers
 from weir.worker.execution.statistics import BatchRun
 from weir.worker.execution.streaming import StreamingBatches
@@ -57,6 +57,18 @@ class _Stream:
         self.last_ns = start_ns
 
 
+class _Response(NamedTuple):
+    """A response: the request's position, its number, its result, and when it was written; the model took `infer_ns`."""
+
+    position: int
+    number: int
+    result: Result | None
+    is_final: bool
+    infer_ns: int
+    began_ns: int
+    written_ns: int
+
+
 class Batch(Execution):
     """A batch message, and what becomes known of it on its way. It is also the `Execution` that its instance gets.
 
@@ -75,6 +87,7 @@ class Batch(Execution):
     __slots__ = (
         "_failure",
         "_has_returned",
+        "_is_run_counted",
         "_lock",
         "_rescheduled",
         "_streaming",
@@ -145,7 +158,8 @@ class Batch(Execution):
         self._streams: dict[int, _Stream] | None = None
         self._failure: WeirError | None = None
         self._has_returned = False
-        self._uncounted = True
+        self._uncounted: list[_Response] = []
+        self._is_run_counted = False
         self._rescheduled: list[int] = []
 
     @property
@@ -181,12 +195,13 @@ class Batch(Execution):
             timestamps[BATCH_SENT] = message.sent_ns
         return timestamps
 
+    @contained()
     def record(self, outcomes: Sequence[Result | None], end_ns: int, busy_ns: int) -> None:
         """Counts the run, which ended at `end_ns` with these outcomes and kept its instance busy for `busy_ns`.
 
         The run counts with all its rows, whatever their outcomes are. A request counts as succeeded, failed (BACKEND) or
         cancelled. As in Triton, an error response that the model made counts as a success. Requests without a caller, and
-        padding, do not count.
+        padding, do not count. Responses are sent even if this fails.
         """
         statistics, start_ns, cancelled = self._streaming.statistics, self.start_ns, self.cancelled
         infer_end_ns = self.infer_end_ns if self.infer_end_ns >= self.input_end_ns else end_ns  # else the run failed
@@ -241,34 +256,28 @@ class Batch(Execution):
         with self._lock:
             stream = self._open_streams().get(position)
             if stream is not None:
-                self._send(position, stream, result, is_final)
+                self._send(position, stream, result, self._ending(position, stream, is_final))
 
     def _response_failed(self, error: Exception, position: int, _result: Result | None, _is_final: bool) -> None:
         """Ends the request of a response that can't be sent with an error; the others of the batch go on."""
         with self._lock:
             stream = self._open_streams().get(position)
             if stream is not None:
-                self._send(position, stream, Result(error=packing_failed(error)), is_final=True)
+                run = self._run_of(stream)
+                self._send(position, stream, Result(error=packing_failed(error)), Ending(run=run))
 
-    def _send(self, position: int, stream: _Stream, result: Result | None, is_final: bool) -> None:
+    def _send(self, position: int, stream: _Stream, result: Result | None, ending: Ending) -> None:
         batches = self._streaming
         entry = self._entry(position)
         began_ns = time.monotonic_ns()
         if batches.failures is not None and result is not None and result.error is not None:
             batches.failures.append(result.error.message)
         if result is None:
-            row = pack_end(entry.key, self._timestamps(position), self._run_of(stream))
+            row = pack_end(entry.key, ending.timestamps, ending.run)
         else:
-            if batches.reshaper is not None:
-                batches.reshaper.to_client(result)
-            if entry.gateway != NO_REPLY:
-                batches.deliver(self.requests[position], result)
-            timestamps = self._timestamps(position) if is_final else None
-            row = batches.writer.write(entry, result, is_final, timestamps, self._run_of(stream))
+            row = batches.writer.write(entry, self.requests[position], result, ending)
         message = pack_responses(batches.version, [row])
-        self._count_response(position, stream, result, began_ns)
-        if is_final:
-            self._end(position, has_failed=_has_failed(result))
+        self._note(position, stream, result, ending.is_final, began_ns)
         self._publish([(entry.gateway, message)])
 
     def fail(self, error: WeirError) -> None:
@@ -306,7 +315,6 @@ class Batch(Execution):
                 self._rescheduled.append(self.positions[position])
                 if stream.run:
                     self._streaming.reschedule(stream.run, stream.responses)
-            self._count_execution()
             if streams:
                 self._streaming.add(self)
             self._publish(responses, (time.monotonic_ns() - self.start_ns) // 1000, first)
@@ -341,11 +349,9 @@ class Batch(Execution):
         """Identifies and numbers the responses of this run of a decoupled request; None for other models."""
         return (stream.run, stream.responses) if stream.run else None
 
-    @contained()
-    def _timestamps(self, position: int) -> Timestamps | None:
-        if not self.requests[position].wants_timestamps:
-            return None
-        return self.timestamps(position)
+    def _ending(self, position: int, stream: _Stream, is_final: bool) -> Ending:
+        is_traced = is_final and self.requests[position].wants_timestamps
+        return Ending(is_final, self.timestamps(position) if is_traced else None, self._run_of(stream))
 
     def _entry(self, position: int) -> BatchEntry:
         return self.message.entries[self.positions[position]]
@@ -355,19 +361,18 @@ class Batch(Execution):
         positions = {index: position for position, index in enumerate(self.positions) if index not in self.padding}
         streams = self._open_streams()
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
+        writer = self._streaming.writer
         for index, result in results.items():
-            position = positions.get(index)
-            run: ResponseRun | None = None
-            timestamps: Timestamps | None = None
-            if position is not None:
+            entry, position = self.message.entries[index], positions.get(index)
+            if position is None:
+                row = writer.write(entry, None, result)
+            else:
                 stream = streams.get(position)
                 if stream is None:
                     continue
-                run, timestamps = self._run_of(stream), self._timestamps(position)
-                self._count_response(position, stream, result, time.monotonic_ns())
-                self._end(position, has_failed=_has_failed(result))
-            entry = self.message.entries[index]
-            row = self._streaming.writer.write(entry, result, True, timestamps, run)
+                began_ns, request = time.monotonic_ns(), self.requests[position]
+                row = writer.write(entry, request, result, self._ending(position, stream, True))
+                self._note(position, stream, result, True, began_ns)
             by_gateway.setdefault(entry.gateway, []).append(row)
         return pack_by_gateway(self._streaming.version, by_gateway)
 
@@ -375,6 +380,7 @@ class Batch(Execution):
         self, responses: list[tuple[str, bytes]], busy_us: int | None = None, first: Sequence[Outgoing] = ()
     ) -> None:
         """Publishes responses, with the release of the instance (`busy_us`) or the completion of the batch if due."""
+        self._count()
         message = self.message
         is_over = self._has_returned and not self._open_streams()
         completion: BatchCompletion | None = None
@@ -386,51 +392,52 @@ class Batch(Execution):
         if is_over:
             self._streaming.remove(self)
 
-    # Counting comes before publication, so that a client that has its response finds it in the statistics.
-
-    def _end(self, position: int, has_failed: bool) -> None:
-        """Removes the request, which has its last response, and counts it."""
-        streams = self._open_streams()
-        del streams[position]
-        self._count_end(position, has_failed)
-        if not streams:
-            self._count_execution()
+    def _note(self, position: int, stream: _Stream, result: Result | None, is_final: bool, began_ns: int) -> None:
+        """Notes a response that was written from `began_ns` on, and is published next."""
+        now_ns = time.monotonic_ns()
+        infer_ns = began_ns - stream.last_ns
+        self._uncounted.append(_Response(position, stream.responses, result, is_final, infer_ns, began_ns, now_ns))
+        stream.responses += 1
+        stream.last_ns = now_ns
+        if is_final:
+            del self._open_streams()[position]
 
     @contained()
-    def _count_end(self, position: int, has_failed: bool) -> None:
-        now_ns = time.monotonic_ns()
-        statistics = self._streaming.statistics
+    def _count(self) -> None:
+        """Counts the responses that are published next, and the run when it has ended or its last request has.
+
+        It is called before they are published, so that a client that has its response finds it in the statistics.
+        """
+        responses, self._uncounted = self._uncounted, []
+        for response in responses:
+            if self._streaming.is_decoupled:
+                self._count_response(response)
+            if response.is_final:
+                self._count_end(response)
+        if not self._is_run_counted and self.positions and (self._has_returned or not self._open_streams()):
+            self._is_run_counted = True
+            phases = self._phases_ns(time.monotonic_ns())
+            rows = sum(size for at, size in enumerate(self.sizes) if self._has_caller(at))
+            self._streaming.statistics.record_execution(rows, phases, time.time_ns() // 1_000_000)
+
+    def _count_end(self, response: _Response) -> None:
+        position, result, statistics = response.position, response.result, self._streaming.statistics
         queue_ns = self._entry(position).queued_us * 1000 + self.start_ns - self.received_ns
         is_cancelled = self.positions[position] in self.cancelled
+        # An error response that the model made counts as a success, as in Triton.
+        has_failed = result is not None and result.error is not None and not result.is_model_response
         if has_failed or is_cancelled:
             reason = "CANCELED" if is_cancelled else "BACKEND"
-            statistics.record_failures(1, reason, queue_ns + now_ns - self.start_ns)
+            statistics.record_failures(1, reason, queue_ns + response.written_ns - self.start_ns)
         else:
-            phases = self._phases_ns(now_ns)
+            phases = self._phases_ns(response.written_ns)
             staged_ns = self.start_ns - self.received_ns
             statistics.record_requests(1, self.sizes[position], queue_ns, phases, staged_ns)
             if statistics.latencies is not None:
                 statistics.latencies.observe([queue_ns], phases)
 
-    @contained()
-    def _count_execution(self) -> None:
-        if self._uncounted and self.positions:
-            self._uncounted = False
-            phases = self._phases_ns(time.monotonic_ns())
-            rows = sum(size for at, size in enumerate(self.sizes) if self._has_caller(at))
-            self._streaming.statistics.record_execution(rows, phases, time.time_ns() // 1_000_000)
-
-    def _count_response(self, position: int, stream: _Stream, result: Result | None, began_ns: int) -> None:
-        now_ns = time.monotonic_ns()
-        if self._streaming.is_decoupled:
-            self._count_stream_response(position, stream, result, began_ns, now_ns)
-        stream.responses += 1
-        stream.last_ns = now_ns
-
-    @contained()
-    def _count_stream_response(
-        self, position: int, stream: _Stream, result: Result | None, began_ns: int, now_ns: int
-    ) -> None:
+    def _count_response(self, response: _Response) -> None:
+        position, result, statistics = response.position, response.result, self._streaming.statistics
         is_cancel = result is not None and result.error is not None and result.error.code is ErrorCode.CANCELLED
         if is_cancel or self.positions[position] in self.cancelled:
             outcome = "cancel"
@@ -438,18 +445,13 @@ class Batch(Execution):
             outcome = "empty_response"
         else:
             outcome = "success" if result.error is None else "fail"
-        statistics = self._streaming.statistics
-        statistics.record_response(stream.responses, outcome, began_ns - stream.last_ns, now_ns - began_ns)
-        if statistics.latencies is not None and stream.responses == 0 and result is not None:
+        output_ns = response.written_ns - response.began_ns
+        statistics.record_response(response.number, outcome, response.infer_ns, output_ns)
+        if statistics.latencies is not None and response.number == 0 and result is not None:
             queued_ns = self._entry(position).queued_us * 1000
-            statistics.latencies.observe_first_responses([queued_ns + now_ns - self.received_ns])
+            statistics.latencies.observe_first_responses([queued_ns + response.written_ns - self.received_ns])
 
     def _phases_ns(self, now_ns: int) -> tuple[int, int, int]:
         """The durations of (input, infer, output) so far; a model that sends responses itself infers until it returns."""
         infer_end_ns = self.infer_end_ns if self._has_returned else now_ns
         return self.input_end_ns - self.start_ns, max(0, infer_end_ns - self.input_end_ns), 0
-
-
-def _has_failed(result: Result | None) -> bool:
-    """Whether the request has failed: an error response that the model made counts as a success, as in Triton."""
-    return result is not None and result.error is not None and not result.is_model_response

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from weir.bus.payloads.arena import PayloadReader
-from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.wire.messages import (
@@ -22,7 +21,6 @@ from weir.schemas.wire.messages import (
     BatchLost,
     BatchNotRun,
     NotRunReason,
-    Timestamps,
     pack_error,
 )
 from weir.telemetry.logs import log_request, logs_requests
@@ -43,7 +41,7 @@ from weir.worker.execution.batch_tensors import batch_sizes
 from weir.worker.execution.decoding import decode_batch
 from weir.worker.execution.invocation import ModelInvoker
 from weir.worker.execution.microbatch import Microbatch
-from weir.worker.execution.response_writer import pack_by_gateway, packing_failed
+from weir.worker.execution.response_writer import LAST, Ending, pack_by_gateway
 from weir.worker.execution.sequences import SequenceControls, is_padding, pad_rows, restorable
 from weir.worker.execution.statistics import ModelStatistics
 from weir.worker.execution.streaming import InstanceContext, StreamingBatches
@@ -72,7 +70,8 @@ class BatchRunner:
         self._batching = config.max_batch_size > 0
         self._writer = context.writer
         self._shared_memory = context.shared_memory
-        self._invoker = ModelInvoker(context.name, context.reshaper, states, is_stateful=sequences is not None)
+        self._reshaper = context.reshaper
+        self._invoker = ModelInvoker(context.name, states, is_stateful=sequences is not None)
         self._states = states
         self._controls = controls if controls.is_needed else None
         self._is_sequence = sequences is not None
@@ -157,18 +156,17 @@ class BatchRunner:
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
         for batch, result in ended:
             entry, request = batch.message.entries[0], batch.requests[0]
-            self._invoker.finish_microbatch(result)
-            self._collect(batch, (result,))
             if entry.gateway != NO_REPLY:
-                timestamps = batch.timestamps(0) if request.wants_timestamps else None
-                by_gateway.setdefault(entry.gateway, []).append(self._writer.write(entry, result, True, timestamps))
+                ending = Ending(timestamps=batch.timestamps(0)) if request.wants_timestamps else LAST
+                row = self._writer.write(entry, request, result, ending)
+                by_gateway.setdefault(entry.gateway, []).append(row)
         responses = pack_by_gateway(self._version, by_gateway)
         output_ns = (time.monotonic_ns() - begun_ns) // len(ended)
         completions: list[BatchCompletion] = []
         for batch, result in ended:
             end_ns = batch.infer_end_ns + output_ns
             busy_us = self._busy_us(batch, end_ns)
-            self._record(batch, (result,), end_ns, busy_us * 1000)
+            batch.record((result,), end_ns, busy_us * 1000)
             completions.append(BatchEnded(batch.message.batch_id, busy_us))
         return BatchUpdate(ended[0][0].message.scheduler, completions, responses)
 
@@ -187,8 +185,6 @@ class BatchRunner:
 
     def _end_run(self, instance: Instance, batch: Batch, result: Result | None) -> BatchUpdate | None:
         """The end of a batch of a microbatch with the result of its request."""
-        if result:
-            self._invoker.finish_microbatch(result)
         batch.outcomes = [result]
         # Its outcome has waited for those of others, which is no time of its own.
         return self.finish(instance, batch, time.monotonic_ns() - batch.infer_end_ns)
@@ -206,6 +202,9 @@ class BatchRunner:
                 log_request(logger, step, message.model, (entry.gateway, entry.key), request.id)
         if self._is_sequence:
             positions, requests = self._continue_sequences(batch, positions, requests, results)
+        if self._reshaper is not None:
+            for request in requests:
+                self._reshaper.to_model(request)
         batch.positions, batch.requests, batch.results = positions, requests, results
         batch.sizes = batch_sizes(requests, self._batching)
         if shared_memory.gpu >= 0 and requests:
@@ -268,44 +267,17 @@ class BatchRunner:
         has_ended = all(outcomes)
         if not has_ended and not self._is_iterative:
             outcomes = [Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes]
-        self._collect(batch, outcomes)
+        for position, outcome in zip(batch.positions, outcomes, strict=True):
+            if position not in batch.padding:
+                batch.results[position] = outcome
         if self._is_iterative or batch.has_responded or not has_ended:
             batch.returned(batch.results, batch.first)
             return None
-        return self._respond(batch, outcomes, waited_ns)
-
-    def _collect(self, batch: Batch, outcomes: Sequence[Result | None]) -> None:
-        """Puts the outcomes among the results of the batch, and outputs into the memory that their callers share."""
-        entries, padding, results = batch.message.entries, batch.padding, batch.results
-        for position, request, outcome in zip(batch.positions, batch.requests, outcomes, strict=True):
-            if position in padding:
-                continue
-            if outcome is not None and entries[position].gateway != NO_REPLY:
-                for output in request.outputs:
-                    if output.region is not None:
-                        self._deliver(request, outcome)
-                        break
-            results[position] = outcome
-
-    def _respond(self, batch: Batch, outcomes: Sequence[Result | None], waited_ns: int) -> BatchUpdate:
-        message = batch.message
         responses = self._encode(batch)
         end_ns = time.monotonic_ns() - waited_ns
         busy_us = self._busy_us(batch, end_ns)
-        self._record(batch, outcomes, end_ns, busy_us * 1000)
+        batch.record(outcomes, end_ns, busy_us * 1000)
         return BatchUpdate(message.scheduler, (BatchEnded(message.batch_id, busy_us),), responses, batch.first)
-
-    @contained(on_error="_delivery_failed", passes=(DeviceLost,))
-    def _deliver(self, request: InferRequest, outcome: Result) -> None:
-        self._shared_memory.deliver(request, outcome)
-
-    def _delivery_failed(self, error: Exception, _request: InferRequest, outcome: Result) -> None:
-        outcome.error = packing_failed(error)
-
-    @contained()
-    def _record(self, batch: Batch, outcomes: Sequence[Result | None], end_ns: int, busy_ns: int) -> None:
-        """Counts the batch; its responses are sent even if that fails."""
-        batch.record(outcomes, end_ns, busy_ns)
 
     def failed(self, batch: Batch, error: BaseException) -> BatchUpdate:
         """The end of a batch during which Weir's own code raised `error`."""
@@ -330,13 +302,13 @@ class BatchRunner:
         return max(0, end_ns - start_ns) // 1000
 
     def _encode(self, batch: Batch) -> list[tuple[str, bytes]]:
-        message = batch.message
-        traced: dict[int, Timestamps] = {}
-        for at, (position, request) in enumerate(zip(batch.positions, batch.requests, strict=False)):
+        requests = dict(zip(batch.positions, batch.requests, strict=True))
+        traced: dict[int, Ending] = {}
+        for at, (position, request) in enumerate(requests.items()):
             if request.wants_timestamps:
-                traced[position] = batch.timestamps(at)
+                traced[position] = Ending(timestamps=batch.timestamps(at))
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
-        for index, (entry, result) in enumerate(zip(message.entries, batch.results, strict=True)):
+        for index, (entry, result) in enumerate(zip(batch.message.entries, batch.results, strict=True)):
             if entry.gateway == NO_REPLY:
                 continue
             rows = by_gateway.get(entry.gateway)
@@ -345,5 +317,5 @@ class BatchRunner:
             if result is None:
                 rows.append(pack_error(entry.key, internal("the request was not run")))
             else:
-                rows.append(self._writer.write(entry, result, True, traced.get(index)))
+                rows.append(self._writer.write(entry, requests.get(index), result, traced.get(index, LAST)))
         return pack_by_gateway(self._version, by_gateway)

@@ -45,7 +45,6 @@ def decode_batch(
     return positions, requests, results
 
 
-@contained()
 def _decode_plain(batch: Batch) -> list[InferRequest] | None:
     """All requests of a batch in which each can run, and has all its content in its body, as most do; else None."""
     message = batch.message

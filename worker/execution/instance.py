@@ -17,7 +17,7 @@ from typing import Any
 from weir.bus.kv.sequence_states import SequenceStates
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, unavailable
-from weir.schemas.wire.messages import BatchLost, BatchReleased
+from weir.schemas.wire.messages import BatchLost
 from weir.telemetry.metrics_config import MetricsConfig
 from weir.worker.backend_api.interface import (
     DeviceLost,
@@ -111,7 +111,10 @@ class ModelInstance:
         statistics: ModelStatistics,
         environment: ModelEnvironment,
     ) -> None:
-        device, states, reshaper = spec.device, spec.states, Reshaper(model.config)
+        device, states, shared_memory = spec.device, spec.states, SharedMemoryIO(environment.shared_memory)
+        reshaper: Reshaper | None = Reshaper(model.config)
+        if reshaper is not None and not reshaper.is_needed:
+            reshaper = None
         self.name = device.name
         self.key = device.key
         self.arena_name = spec.arena_name
@@ -121,14 +124,13 @@ class ModelInstance:
             name=device.name,
             version=model.version,
             config=model.config,
-            writer=ResponseWriter(spec.arena_name),
-            shared_memory=SharedMemoryIO(environment.shared_memory),
-            reshaper=reshaper if reshaper.is_needed else None,
+            writer=ResponseWriter(spec.arena_name, shared_memory, reshaper),
+            shared_memory=shared_memory,
+            reshaper=reshaper,
             states=ImplicitStates(states, environment.checkpoints) if states is not None and states.states else None,
         )
         self._environment = environment
-        self._on_update = environment.on_update
-        self._updates = HeldUpdates(model.version, self._publish)
+        self._updates = HeldUpdates(model.version, environment.on_update)
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._inbox_lock = threading.Lock()  # held to put a batch in and to look through the batches
         streaming = StreamingBatches(self._context, statistics, environment.on_update)
@@ -381,16 +383,6 @@ class ModelInstance:
         if not holds:
             self._updates.flush()
 
-    @contained(on_error="_publishing_failed")
-    def _publish(self, update: BatchUpdate) -> None:
-        self._on_update(update)
-
-    def _publishing_failed(self, _error: Exception, update: BatchUpdate) -> None:
-        """Reports the batches as lost: their scheduler, which would wait for them forever, runs them again."""
-        lost = [BatchLost(each.batch_id) for each in update.completions if not isinstance(each, BatchReleased)]
-        if lost:
-            self._on_update(BatchUpdate(update.scheduler, lost))
-
     def _created_instance(self) -> Instance:
         """Creates and warms up the instance. Raises WeirError if either fails."""
         try:
@@ -482,16 +474,13 @@ class ModelInstance:
         except BaseException as error:  # noqa: BLE001 - logged and reported there
             return self._failed(batch, error)
 
+    @contained(on_error="_lost")
     def _failed(self, batch: Batch, error: BaseException) -> BatchUpdate:
         # The thread must survive every error: nothing would restart it.
         logger.exception("%s: a batch could not be run", self._device.name, exc_info=error)
-        return self._failure(batch, error)
-
-    @contained(on_error="_failure_failed")
-    def _failure(self, batch: Batch, error: BaseException) -> BatchUpdate:
         return self._runner.failed(batch, error)
 
-    def _failure_failed(self, _second: Exception, batch: Batch, _error: BaseException) -> BatchUpdate:
+    def _lost(self, _second: Exception, batch: Batch, _error: BaseException) -> BatchUpdate:
         return BatchUpdate(batch.message.scheduler, (BatchLost(batch.message.batch_id),))
 
     def _device_failed(self, loss: DeviceLost) -> None:

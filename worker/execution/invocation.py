@@ -13,7 +13,6 @@ import random
 import traceback
 from collections.abc import Sequence
 
-from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.core.requests import InferRequest
 from weir.worker.backend_api.interface import (
@@ -26,7 +25,6 @@ from weir.worker.backend_api.interface import (
     MicrobatchRun,
     Result,
 )
-from weir.worker.execution.batch_tensors import Reshaper
 from weir.worker.execution.sequences import ImplicitStates
 
 logger = logging.getLogger("weir.worker")
@@ -41,19 +39,12 @@ PROBES = 2
 class ModelInvoker:
     """Runs the batches of one instance, called `name`; belongs to the instance's thread.
 
-    `reshaper` and `states` are None for a model that does not need them. With `is_stateful`, the requests of a failed batch
-    are not run again: they may have changed the model's state.
+    `states` is None for a model that does not need them. With `is_stateful`, the requests of a failed batch are not run
+    again: they may have changed the model's state.
     """
 
-    def __init__(
-        self,
-        name: str,
-        reshaper: Reshaper | None = None,
-        states: ImplicitStates | None = None,
-        is_stateful: bool = False,
-    ) -> None:
+    def __init__(self, name: str, states: ImplicitStates | None = None, is_stateful: bool = False) -> None:
         self._name = name
-        self._reshaper = reshaper
         self._states = states
         self._retry = None if is_stateful else IndividualRetry(name)
 
@@ -64,35 +55,24 @@ class ModelInvoker:
 
         Raises InstanceDied only.
         """
-        if self._reshaper is not None:
-            for request in requests:
-                self._reshaper.to_model(request)
         try:
             results = self._execute(instance, requests, execution)
         except InstanceDied:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a model raises fails its batch, and nothing else
-            return self._outcomes(requests, self._handle_failure(instance, requests, execution, error))
+            return self._handle_failure(instance, requests, execution, error)
         return results if isinstance(results, ExecutionHandle) else self._succeeded(requests, results)
 
     def start_microbatch(
         self, instance: MicrobatchInstance, requests: Sequence[InferRequest], execution: Execution
     ) -> MicrobatchRun | WeirError:
         """The run of the requests, or the error of all of them. Raises InstanceDied only."""
-        if self._reshaper is not None:
-            for request in requests:
-                self._reshaper.to_model(request)
         try:
             return instance.start_microbatch(requests, execution)
         except InstanceDied:
             raise
         except BaseException as error:  # noqa: BLE001 - as above
             return self._failure(error)
-
-    def finish_microbatch(self, result: Result) -> None:
-        """Reshapes the outputs of a request of a microbatch."""
-        if self._reshaper is not None:
-            self._reshape(self._reshaper, result)
 
     def finish(
         self, instance: Instance, handle: ExecutionHandle, requests: Sequence[InferRequest], execution: Execution
@@ -103,7 +83,7 @@ class ModelInvoker:
         except InstanceDied:
             raise
         except BaseException as error:  # noqa: BLE001 - as above
-            return self._outcomes(requests, self._handle_failure(instance, requests, execution, error))
+            return self._handle_failure(instance, requests, execution, error)
         return self._succeeded(requests, results)
 
     def _execute(
@@ -124,7 +104,9 @@ class ModelInvoker:
     def _succeeded(self, requests: Sequence[InferRequest], results: Sequence[Result | None]) -> Sequence[Result | None]:
         if self._retry is not None and self._retry.has_failures:
             self._retry.reset()
-        return self._outcomes(requests, results)
+        if len(results) != len(requests):
+            return [Result(error=internal(f"expected {len(requests)} results, got {len(results)}"))] * len(requests)
+        return results
 
     def _handle_failure(
         self, instance: Instance, requests: Sequence[InferRequest], execution: Execution, error: BaseException
@@ -140,22 +122,6 @@ class ModelInvoker:
             text = "".join(traceback.format_exception(error))
             logger.warning("%s: execution failed\n%s", self._name, text)
         return failure
-
-    def _outcomes(self, requests: Sequence[InferRequest], results: Sequence[Result | None]) -> Sequence[Result | None]:
-        if len(results) != len(requests):
-            return [Result(error=internal(f"expected {len(requests)} results, got {len(results)}"))] * len(requests)
-        if self._reshaper is not None:
-            for result in results:
-                if result is not None:
-                    self._reshape(self._reshaper, result)
-        return results
-
-    @contained(on_error="_reshaping_failed")
-    def _reshape(self, reshaper: Reshaper, result: Result) -> None:
-        reshaper.to_client(result)
-
-    def _reshaping_failed(self, error: Exception, _reshaper: Reshaper, result: Result) -> None:
-        result.error = internal(f"an output can't be reshaped: {type(error).__name__}: {error}")
 
 
 def failure_of(error: BaseException) -> WeirError:

@@ -105,10 +105,9 @@ class _WaitingBatch:
             if ref is None:
                 self._find_tensors(entry.body)
             elif lies_elsewhere(ref.segment):
-                self._want(ref, is_body=True)
+                self._fetch(ref, True)
         self._check_complete()
 
-    @contained()
     def _find_tensors(self, body: bytes | memoryview) -> None:
         if not self._with_tensors:
             return
@@ -119,16 +118,13 @@ class _WaitingBatch:
             return  # the instance reports the error
         for tensor in request.inputs:
             if isinstance(tensor.data, PayloadRef) and lies_elsewhere(tensor.data.segment):
-                self._want(tensor.data, is_body=False)
-
-    def _want(self, ref: PayloadRef, is_body: bool) -> None:
-        if ref not in self._awaited and ref not in self._fetched:
-            self._awaited.add(ref)
-            self._fetch(ref, is_body)
+                self._fetch(tensor.data, False)
 
     @contained(on_error="_fetch_failed")
     def _fetch(self, ref: PayloadRef, is_body: bool) -> None:
-        self._fetcher.fetch(ref, partial(self._on_fetched, ref, is_body))
+        if ref not in self._awaited and ref not in self._fetched:
+            self._awaited.add(ref)
+            self._fetcher.fetch(ref, partial(self._on_fetched, ref, is_body))
 
     def _fetch_failed(self, _error: Exception, ref: PayloadRef, _is_body: bool) -> None:
         self._awaited.discard(ref)
@@ -137,9 +133,11 @@ class _WaitingBatch:
     def _on_fetched(self, ref: PayloadRef, is_body: bool, outcome: Outcome) -> None:
         self._awaited.discard(ref)
         self._fetched[ref] = outcome
-        if is_body and not isinstance(outcome, Loss):
-            self._find_tensors(outcome)
-        self._check_complete()
+        try:
+            if is_body and not isinstance(outcome, Loss):
+                self._find_tensors(outcome)
+        finally:
+            self._check_complete()  # the instance reports a body that can't be read
 
     def _check_complete(self) -> None:
         if not self._awaited and not self.is_complete:

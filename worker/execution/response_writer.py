@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from weir.bus.naming.identity import shares_memory
 from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, LeasedSlots, PayloadArena
 from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained, report
 from weir.schemas.core.errors import WeirError, internal, unavailable
+from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import BatchEntry, ResponseRun, Timestamps, pack_error, pack_response, pack_responses
-from weir.worker.backend_api.interface import Result
+from weir.schemas.wire.messages import (
+    NO_REPLY,
+    BatchEntry,
+    ResponseRun,
+    Timestamps,
+    pack_error,
+    pack_response,
+    pack_responses,
+)
+from weir.worker.backend_api.interface import DeviceLost, Result
+from weir.worker.execution.batch_tensors import Reshaper
+from weir.worker.execution.shared_memory import SharedMemoryIO
 
 READERS_TIMEOUT_S = 2.0
 """How long the outputs of an instance that is unloaded stay readable."""
@@ -56,47 +67,68 @@ def packing_failed(error: Exception) -> WeirError:
     return internal(f"the response can't be sent: {type(error).__name__}: {error}")
 
 
+class Ending(NamedTuple):
+    """What a response has besides its result (see `weir.schemas.wire.messages.ResponseEnvelope`)."""
+
+    is_final: bool = True
+    timestamps: Timestamps | None = None
+    run: ResponseRun | None = None
+
+
+LAST = Ending()
+
+
 class ResponseWriter:
     """Encodes the responses of one instance; thread-safe.
 
     Large outputs are copied into payload slots of the arena `arena_name`. A slot is leased to the gateway until the gateway
-    releases it.
+    releases it. `shared_memory` writes outputs to the memory of clients. `reshaper` is None for a model that needs none.
     """
 
-    def __init__(self, arena_name: str) -> None:
+    def __init__(self, arena_name: str, shared_memory: SharedMemoryIO, reshaper: Reshaper | None = None) -> None:
+        self._shared_memory = shared_memory
+        self._reshaper = reshaper
         self._arena = PayloadArena(arena_name)
         self._leases = LeasedSlots()
         self._is_closed = False
         self._lock = threading.Condition()  # guards the arena and the leases; notified when a slot is released
 
-    @contained(on_error="_packing_failed")
+    @contained(on_error="_writing_failed", passes=(DeviceLost,))
     def write(
         self,
         entry: BatchEntry,
+        request: InferRequest | None,
         result: Result,
-        is_final: bool = True,
-        timestamps: Timestamps | None = None,
-        run: ResponseRun | None = None,
+        ending: Ending = LAST,
     ) -> tuple[Any, ...]:
         """The row of a responses message for the entry's result (see `weir.schemas.wire.messages.ResponseEnvelope`).
 
-        Large outputs are copied now, the others when the message is packed.
+        Outputs get the shapes that clients see. Those that go to a client's memory, and large ones, are copied now, the
+        others when the message is packed. `request` is None if it did not run. `result.error` is set where that fails.
         """
+        if result.error is None and request is not None:
+            if self._reshaper is not None:
+                self._reshaper.to_client(result)
+            if entry.gateway != NO_REPLY:
+                for output in request.outputs:
+                    if output.region is not None:
+                        self._shared_memory.deliver(request, result)
+                        break
         error = self.place(entry.gateway, result.outputs) if result.error is None else result.error
         if error is not None:
-            return pack_error(entry.key, error, is_final, timestamps, run)
-        return pack_response(entry.key, result.outputs, result.parameters, is_final, timestamps, run)
+            return pack_error(entry.key, error, *ending)
+        return pack_response(entry.key, result.outputs, result.parameters, *ending)
 
-    def _packing_failed(
+    def _writing_failed(
         self,
         error: Exception,
         entry: BatchEntry,
-        _result: Result,
-        is_final: bool = True,
-        timestamps: Timestamps | None = None,
-        run: ResponseRun | None = None,
+        _request: InferRequest | None,
+        result: Result,
+        ending: Ending = LAST,
     ) -> tuple[Any, ...]:
-        return pack_error(entry.key, packing_failed(error), is_final, timestamps, run)
+        result.error = packing_failed(error)
+        return pack_error(entry.key, result.error, *ending)
 
     def place(self, gateway: str, outputs: Iterable[Tensor]) -> WeirError | None:
         """Copies outputs that are large for `gateway` into slots; returns an error if the others do not fit into a message.

@@ -47,8 +47,6 @@ class StreamingBatches:
         self.version = context.version
         self.is_decoupled = context.config.is_decoupled
         self.writer = context.writer
-        self.reshaper = context.reshaper
-        self.deliver = context.shared_memory.deliver
         self.statistics = statistics
         self.publish = publish
         self.failures = failures

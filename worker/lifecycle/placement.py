@@ -267,11 +267,7 @@ class ModelPlacement:
         if self._client.is_open:
             for name, step in self._decide()[1].items():
                 if step is not PlacementStep.KEEP and name not in self._loading:
-                    self._report_step(name, step)
-
-    @contained()
-    def _report_step(self, name: str, step: PlacementStep) -> None:
-        self._on_step(name, step)
+                    self._on_step(name, step)
 
 
 def read_declaring(found: FoundModel, override: str | None) -> ModelConfig | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from weir.repository.layout import DUPLICATE, FoundModel, model_fingerprint
-from weir.runtime.containment import contained, report
+from weir.runtime.containment import report
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.names import plain_name
 from weir.schemas.wire.model_control import DesiredModel, WantedModel
@@ -228,7 +228,6 @@ class ModelReconciler:
 
     # Requests to the repository API
 
-    @contained()
     def _on_desired(self, name: str) -> None:
         entry, model = self._desired.get(name), self._models.find(name)
         if entry is None or not self._tasks.is_open:
@@ -344,7 +343,6 @@ class ModelReconciler:
         if step in (PlacementStep.LOAD, PlacementStep.UNLOAD) or is_reported_nowhere != (step is PlacementStep.NOWHERE):
             self._schedule(name)
 
-    @contained()
     def _on_dependency_change(self, name: str) -> None:
         model = self._models.find(name)
         if model is not None and self._dependencies.action(name, model.is_serving) is not DependencyAction.KEEP:

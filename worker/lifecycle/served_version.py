@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from weir.runtime.containment import contained
 from weir.runtime.limits.process_limits import computing_threads
 from weir.schemas.core.errors import WeirError
 from weir.schemas.wire.messages import NotRunReason
@@ -232,6 +233,7 @@ class ServedVersion:
         is_calling = calls is not None and instance.held > 0 and calls.has_open_calls(instance.key)
         return NotRunReason.CALLING if is_calling else None
 
+    @contained()
     def unload(self, wait_for_readers: bool = False) -> None:
         """Finishes submitted batches and unloads the version; `wait_for_readers` as in `ModelInstance.stop`.
 

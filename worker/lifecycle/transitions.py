@@ -31,7 +31,6 @@ from weir.bus.kv.desired_models import DesiredModels
 from weir.bus.kv.model_files import ModelFiles
 from weir.repository.dependencies import composing_models
 from weir.repository.layout import FoundModel, NotInRepository, folder_fingerprint, model_fingerprint, poll_failure
-from weir.runtime.containment import contained
 from weir.schemas.config.parameters import partitions_of
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.names import plain_name
@@ -359,14 +358,10 @@ class ModelTransitions:
         agents: list[AppliedAgents],
     ) -> None:
         for served in versions:
-            await self._unload_version(model, served)
+            await asyncio.to_thread(self._context.host.unload_version, served)
+            if not served.is_succeeded:  # otherwise only some of its instances were unloaded
+                logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
         if agents:
             await asyncio.to_thread(release_agents, agents)
         if folder is not None:
             await asyncio.to_thread(folder.remove)
-
-    @contained()
-    async def _unload_version(self, model: ManagedModel, served: ServedVersion) -> None:
-        await asyncio.to_thread(self._context.host.unload_version, served)
-        if not served.is_succeeded:  # otherwise only some of its instances were unloaded
-            logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)

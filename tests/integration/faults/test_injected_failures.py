@@ -331,7 +331,7 @@ def test_all_is_answered_after_the_failures(driven: tuple[Server, Round, Injecto
 
 def test_the_sites_of_a_request_are_reached() -> None:
     """The others serve what a round has not: lost connections, caches, other hosts, reloads."""
-    assert len(reached) >= 50, sorted(SITES.keys() - reached)
+    assert len(reached) >= len(SITES) / 4, sorted(SITES.keys() - reached)
 
 
 @pytest.mark.slow

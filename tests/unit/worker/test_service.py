@@ -95,7 +95,7 @@ async def test_heartbeats_go_on_after_a_failure(dispatcher: Any, monkeypatch: py
         calls.append(1)
         return len(calls) < 3
 
-    fail_for(monkeypatch, "weir.worker.service:WorkerService._send_heartbeat", fails_twice)
+    fail_for(monkeypatch, "weir.worker.service:WorkerService._beat", fails_twice)
     bus = Bus()
     async with asyncio.TaskGroup() as background:
         before = asyncio.all_tasks()

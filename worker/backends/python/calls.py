@@ -25,7 +25,7 @@ import msgpack
 from weir.calls.catalog import Catalog
 from weir.calls.in_flight import PendingRequest
 from weir.calls.model_control import ModelControl
-from weir.runtime.containment import contained, report
+from weir.runtime.containment import call_each, contained, report
 from weir.schemas.core import request_limits
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, unavailable
 from weir.schemas.core.requests import InferRequest, InferResponse, RequestedOutput
@@ -40,6 +40,8 @@ logger = logging.getLogger("weir.worker")
 
 MAX_UNSENT_BYTES = 64 * 1024 * 1024
 """Responses that a process has not read yet; a call of a decoupled model that exceeds this is cancelled."""
+
+_RELEASING = "weir.worker.backends.python.calls: releasing an output that a process has read"
 
 _LATEST = -1
 _SEQUENCE_FLAGS = 3
@@ -150,8 +152,7 @@ class ProcessConnection(asyncio.Protocol):
         self._transport = None
         for number in list(self._pending):
             self._cancel(number)
-        for ref in self._lent.values():
-            self._release(ref)
+        call_each(_RELEASING, [partial(self._client.release, ref) for ref in self._lent.values()])
         self._lent.clear()
         self._metrics.close()
         os.close(self._memory_fd)
@@ -200,10 +201,8 @@ class ProcessConnection(asyncio.Protocol):
         del buffer[:start]
 
     def _release_outputs(self, places: Sequence[Sequence[Any]]) -> None:
-        for place in places:
-            ref = self._lent.pop(tuple(place), None)
-            if ref is not None:
-                self._release(ref)
+        refs = [ref for place in places if (ref := self._lent.pop(tuple(place), None)) is not None]
+        call_each(_RELEASING, [partial(self._client.release, ref) for ref in refs])
 
     def _load(self, number: int, name: str, config: str | None, files: dict[str, bytes]) -> None:
         _check_strings(name, config or "", *files)
@@ -250,10 +249,9 @@ class ProcessConnection(asyncio.Protocol):
         rejection = call_rejected(request.model_name, _internal_error(error))
         self._send(Kind.CALL_RESPONSE, number, pack_error(rejection), True)
 
-    @contained(on_error="_respond_failed")
     def _responded(self, number: int, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
-        if is_final:
-            del self._pending[number]
+        # If this raises, the dispatcher calls it once more, with an error.
+        if is_final and self._pending.pop(number, None) is not None:
             self._count_ended()
         if isinstance(outcome, WeirError):
             packed = pack_error(outcome)
@@ -268,15 +266,6 @@ class ProcessConnection(asyncio.Protocol):
             slow = unavailable("the responses came faster than they were read, and the request was cancelled")
             self._send(Kind.CALL_RESPONSE, number, pack_error(slow), True)
 
-    def _respond_failed(self, error: Exception, number: int, *_: object) -> None:
-        self._cancel(number)
-        self._send(Kind.CALL_RESPONSE, number, pack_error(_internal_error(error)), True)
-
-    @contained()
-    def _release(self, ref: PayloadRef) -> None:
-        self._client.release(ref)
-
-    @contained()
     def _cancel_call(self, number: int, is_listening: bool) -> None:
         if not is_listening:
             self._cancel(number)

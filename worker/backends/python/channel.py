@@ -179,22 +179,12 @@ class ResponseReader:
         return None
 
     def _respond(self, run: _OpenRun, number: int, position: int, result: Result | None, is_final: bool) -> None:
-        self._deliver(run, position, result, is_final)
+        run.respond(position, result, is_final)
         if is_final:
             with self._lock:
                 run.open_requests -= 1
                 if run.has_returned and run.open_requests <= 0:
                     self._remove(number)
-
-    @contained(on_error="_delivery_failed")
-    def _deliver(self, run: _OpenRun, position: int, result: Result | None, is_final: bool) -> None:
-        run.respond(position, result, is_final)
-
-    def _delivery_failed(
-        self, error: Exception, run: _OpenRun, position: int, _result: Result | None, _is_final: bool
-    ) -> None:
-        failure = internal(f"the response could not be delivered: {type(error).__name__}: {error}")
-        run.respond(position, Result(error=failure), True)
 
 
 def unpack_response(memory: MemoryReader, first: Any, second: Any) -> Result:

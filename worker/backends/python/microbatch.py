@@ -179,13 +179,17 @@ class ProcessMicrobatch:
         if count <= 0:
             return True
         try:
-            ended = self._converted(self._host.outcomes.read(count, outcomes_end))
+            outcomes = self._host.outcomes.read(count, outcomes_end)
         except (ValueError, TypeError) as error:
             # The model has written into the memory: nothing in it can be trusted.
             if not self._has_ended:
                 self._end()
             self._died(error)
             return False
+        ended = [
+            EndedRequest(position, self._result(status, value), start_ns, end_ns)
+            for position, (start_ns, end_ns, status, value) in enumerate(outcomes, self._read)
+        ]
         self._read = finished
         self._sent_later += sum(request.result is None for request in ended)
         self._ended += ended
@@ -195,24 +199,8 @@ class ProcessMicrobatch:
         if not self.death:
             self.death = self._host.died(error)
 
-    @contained(on_error="_converted_singly")
-    def _converted(self, outcomes: Sequence[Any]) -> list[EndedRequest]:
-        """The requests that have ended with these outcomes, which are the next ones."""
-        result = self._host.result
-        return [
-            EndedRequest(position, result(status, value), start_ns, end_ns)
-            for position, (start_ns, end_ns, status, value) in enumerate(outcomes, self._read)
-        ]
-
-    def _converted_singly(self, _error: Exception, outcomes: Sequence[Any]) -> list[EndedRequest]:
-        """As `_converted`; a response that can't be read is an error of its own request."""
-        return [
-            EndedRequest(position, self._converted_one(status, value), start_ns, end_ns)
-            for position, (start_ns, end_ns, status, value) in enumerate(outcomes, self._read)
-        ]
-
     @contained(on_error="_conversion_failed")
-    def _converted_one(self, status: int, value: Any) -> Result | None:
+    def _result(self, status: int, value: Any) -> Result | None:
         return self._host.result(status, value)
 
     def _conversion_failed(self, error: Exception, _status: int, _value: Any) -> Result:

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.contained_sites import fail_for
-from tests.support.fakes.called_models import CalledModels, called, outputs, respond
+from tests.support.fakes.called_models import CalledModels, ModelCall, called, outputs, respond
 from tests.unit.worker.backends.python.test_calls_connection import Peer, peer
 from tests.unit.worker.ensembles.test_instance import Coordinator, coordinator
 from tests.unit.worker.execution.test_batch_execution import CONFIG, Scripted, number
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import ErrorCode
+from weir.schemas.core.errors import ErrorCode, internal
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import RegionRef, Tensor
 from weir.schemas.wire.messages import (
@@ -53,7 +53,7 @@ def responses_of(update: BatchUpdate) -> dict[int, str | int]:
 
 
 def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "weir.worker.execution.decoding:_decode_plain", lambda _batch: True)
+    monkeypatch.setattr("weir.worker.execution.decoding._decode_plain", lambda _batch: None)
     fail_for(
         monkeypatch, "weir.worker.execution.decoding:_Decoder.decode", lambda _self, position, _entry: position == 1
     )
@@ -63,15 +63,9 @@ def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.
     assert model.counted()[2] == {"OTHER": 1}
 
 
-@pytest.mark.parametrize(
-    "site",
-    [
-        "weir.worker.execution.response_writer:ResponseWriter.write",
-        "weir.worker.execution.batch_runner:BatchRunner._deliver",
-    ],
-)
-def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.MonkeyPatch, site: str) -> None:
+def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = number(6)
+    site = "weir.worker.execution.response_writer:ResponseWriter.write"
     fail_for(monkeypatch, site, lambda *arguments: failing in arguments)
     model.execute = lambda requests, execution: [number(5), failing, number(5)]
     monkeypatch.setattr(SharedMemoryIO, "_check_access", lambda *_: None)
@@ -83,6 +77,7 @@ def test_a_response_that_can_not_be_sent(model: Scripted, monkeypatch: pytest.Mo
     model.instance.submit(Batch(BatchMessage("scheduler", 1, "m", 1, 0, entries)))
     answers = responses_of(model.published.get(timeout=10))
     assert answers == {1: 5, 2: "the response can't be sent: RuntimeError: injected", 3: 5}
+    assert model.counted()[2] == {"BACKEND": 1}
 
 
 def test_a_response_that_can_not_be_packed(model: Scripted) -> None:
@@ -96,29 +91,13 @@ def test_a_response_that_can_not_be_packed(model: Scripted) -> None:
 
 
 def test_a_batch_that_can_not_be_counted_gets_its_responses(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "weir.worker.execution.batch_runner:BatchRunner._record")
+    fail_for(monkeypatch, "weir.worker.execution.batch:Batch.record")
     model.submit(1, 2)
     assert responses_of(model.published.get(timeout=10)) == {1: 5, 2: 5}
 
 
-def test_an_update_that_can_not_be_published_does_not_end_the_thread(
-    model: Scripted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fail_for(
-        monkeypatch,
-        "weir.worker.execution.instance:ModelInstance._publish",
-        lambda _self, update: update.completions[0].batch_id == 1,
-    )
-    model.submit(1)
-    lost = model.published.get(timeout=10)
-    (completion,) = lost.completions
-    assert (completion.batch_id, type(completion)) == (1, BatchLost)
-    model.submit(2)
-    assert responses_of(model.published.get(timeout=10)) == {2: 5}
-
-
 def test_a_batch_whose_failure_can_not_be_reported_runs_again(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_for(monkeypatch, "weir.worker.execution.instance:ModelInstance._failure")
+    fail_for(monkeypatch, "weir.worker.execution.instance:ModelInstance._failed")
     monkeypatch.setattr("weir.worker.execution.batch_runner.decode_batch", lambda *_: 1 / 0)
     model.submit(1)
     update = model.published.get(timeout=10)
@@ -150,9 +129,8 @@ def test_a_stream_that_fails_does_not_affect_others(streaming: Scripted) -> None
     assert streaming.left() == (BatchEnded, [(2, 7, True)])
 
 
-@pytest.mark.parametrize("method", ["_timestamps", "_count_end", "_count_execution", "_count_stream_response"])
-def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    fail_for(monkeypatch, f"weir.worker.execution.batch:Batch.{method}")
+def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_for(monkeypatch, "weir.worker.execution.batch:Batch._count")
     streaming.submit(1)
     execution = streaming.executions.get()
     streaming.left()
@@ -166,11 +144,8 @@ def test_streams_end_although_counting_fails(streaming: Scripted, monkeypatch: p
 def test_a_call_that_fails_does_not_affect_others(
     called: CalledModels, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_for(
-        monkeypatch,
-        "weir.worker.backends.python.calls:ProcessConnection._submit",
-        lambda _self, number, *_: number == 1,
-    )
+    site = "weir.worker.backends.python.calls:ProcessConnection._submit"
+    fail_for(monkeypatch, site, lambda _self, number, *_: number == 1)
     called.react = lambda call: respond(call, outputs())
     peer.call(1)
     kind, call, (code, text), is_final = peer.channel.receive()
@@ -183,17 +158,18 @@ def test_a_call_that_fails_does_not_affect_others(
 def test_a_response_to_a_call_that_fails_does_not_affect_others(
     called: CalledModels, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_for(
-        monkeypatch,
-        "weir.worker.backends.python.calls:ProcessConnection._responded",
-        lambda _self, number, *_: number == 1,
-    )
-    called.react = lambda call: respond(call, outputs())
-    peer.call(1)
-    peer.call(2)
-    kind, call, (code, _), is_final = peer.channel.receive()
-    assert (kind, call, code, is_final) == (Kind.CALL_RESPONSE, 1, ErrorCode.INTERNAL.number, True)
-    assert peer.channel.receive() == (Kind.CALL_RESPONSE, 2, ((), None), True)
+    def react(call: ModelCall) -> None:
+        with pytest.raises(ZeroDivisionError):
+            respond(call, outputs())
+        respond(call, internal("no"))  # as `weir.calls.responses.delivery` ends a request whose response was not taken
+
+    called.react = react
+    monkeypatch.setattr("weir.worker.backends.python.calls.pack_response", lambda _: 1 / 0)
+    for key in (1, 2):
+        peer.call(key)
+        error = (ErrorCode.INTERNAL.number, "no")
+        assert peer.channel.receive() == (Kind.CALL_RESPONSE, key, error, True)
+    assert not called.calls.open_calls
 
 
 def test_an_operation_on_the_repository_that_fails(called: CalledModels, peer: Peer) -> None:
@@ -210,19 +186,47 @@ def test_an_operation_on_the_repository_that_fails(called: CalledModels, peer: P
 # Ensembles
 
 
-@pytest.mark.parametrize("method", ["begin", "responded", "ended"])
+STARTING, ANSWERING = "the request can't be run: ZeroDivisionError", "in ensemble 'e', internal server error"
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        ("instance.unpack_body", STARTING),
+        ("run.EnsembleRun.begin", STARTING),
+        ("request.EnsembleRequest._submit", STARTING),
+        ("run.EnsembleRun.responded", ANSWERING),
+        ("instance._OpenRequest.responded", ANSWERING),
+        ("instance.pack_response", ANSWERING),
+    ],
+)
 async def test_a_request_of_an_ensemble_that_fails(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, method: str
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch, broken: str, message: str
 ) -> None:
-    fail_for(monkeypatch, f"weir.worker.ensembles.instance:_OpenRequest.{method}")
+    monkeypatch.setattr(f"weir.worker.ensembles.{broken}", lambda *_: 1 / 0)
     coordinator.submit(1)
     if coordinator.calls.sent:
         coordinator.calls.answer(b"1234")
+    assert coordinator.calls.sent == []
     await asyncio.sleep(0)  # what is answered in one turn of the loop leaves at its end
     (update,) = coordinator.published
     (completion,) = update.completions
     assert type(completion) is BatchEnded
-    ((_, message),) = update.responses
-    (row,) = unpack_responses(message)[1]
+    ((_, responses),) = update.responses
+    (row,) = unpack_responses(responses)[1]
     assert row.error is not None
-    assert row.error.message.endswith("RuntimeError: injected")
+    assert row.error.message.startswith(message)
+
+
+async def test_a_request_of_an_ensemble_that_can_not_be_counted_gets_its_response(
+    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.worker.execution.statistics.ModelStatistics.record_requests", lambda *_: 1 / 0)
+    coordinator.submit(1)
+    coordinator.calls.answer(b"1234")
+    await asyncio.sleep(0)  # as above
+    (update,) = coordinator.published
+    assert [type(completion) for completion in update.completions] == [BatchEnded]
+    ((_, responses),) = update.responses
+    (row,) = unpack_responses(responses)[1]
+    assert row.error is None

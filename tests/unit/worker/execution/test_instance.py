@@ -433,8 +433,12 @@ def test_every_request_gets_one_response_in_order(batches: list[tuple[int, int]]
 
 def test_an_instance_holds_its_batches_until_their_ends_are_published(device: Scripted) -> None:
     held: list[int] = []
-    served = Served(lambda _: device)
-    served.instance._on_update = lambda update: (held.append(served.instance.held), served.published.put(update))
+
+    def publish(update: BatchUpdate) -> None:
+        held.append(served.instance.held)
+        served.published.put(update)
+
+    served = Served(lambda _: device, environment=ModelEnvironment(arena_prefix="test", on_update=publish))
     try:
         batches = [served.submit(number) for number in (1, 2, 3)]
         assert served.instance.held == 3

@@ -84,7 +84,7 @@ def values_of(outcomes: Sequence[Result | None]) -> list[int | str | None]:
 
 def test_only_the_failing_request_fails() -> None:
     model, execution = Model({3: invalid("three"), 5: ValueError("five")}), Watched()
-    outcomes = ModelInvoker("m_0", None, None).start(model, REQUESTS, execution)
+    outcomes = ModelInvoker("m_0").start(model, REQUESTS, execution)
     assert values_of(outcomes) == [0, 1, 2, "three", 4, "ValueError: five", 6, 7]
     assert outcomes[3] is not None
     assert outcomes[3].error is not None
@@ -95,7 +95,7 @@ def test_only_the_failing_request_fails() -> None:
 
 def test_single_requests_and_successful_batches_run_once() -> None:
     model = Model({0: invalid("zero")})
-    run = ModelInvoker("m_0", None, None)
+    run = ModelInvoker("m_0")
     assert values_of(run.start(model, REQUESTS[:1], Watched())) == ["zero"]
     assert values_of(run.start(model, REQUESTS[1:], Watched())) == list(range(1, 8))
     assert len(model.runs) == 2
@@ -103,14 +103,14 @@ def test_single_requests_and_successful_batches_run_once() -> None:
 
 def test_a_stateful_model_runs_no_request_twice() -> None:
     model = Model({3: invalid("three")})
-    outcomes = ModelInvoker("m_0", None, None, is_stateful=True).start(model, REQUESTS, Watched())
+    outcomes = ModelInvoker("m_0", is_stateful=True).start(model, REQUESTS, Watched())
     assert values_of(outcomes) == ["three"] * 8
     assert len(model.runs) == 1
 
 
 def test_requests_that_may_not_run_again_get_the_error_of_the_batch() -> None:
     model, execution = Model({3: invalid("three")}), Watched({0, 6})
-    assert values_of(ModelInvoker("m_0", None, None).start(model, REQUESTS, execution)) == [
+    assert values_of(ModelInvoker("m_0").start(model, REQUESTS, execution)) == [
         "three",
         1,
         2,
@@ -126,14 +126,14 @@ def test_requests_that_may_not_run_again_get_the_error_of_the_batch() -> None:
 def test_requests_cancelled_meanwhile_do_not_run_again() -> None:
     model, execution = Model({3: invalid("three")}), Watched()
     model.during = lambda values, _: execution.barred.add(2) if values == [1] else None
-    ModelInvoker("m_0", None, None).start(model, REQUESTS, execution)
+    ModelInvoker("m_0").start(model, REQUESTS, execution)
     assert execution.alone == [0, 1, 3, 4, 5, 6, 7]
 
 
 def test_a_broken_model_is_probed_until_it_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "shuffle", list.reverse)
     model = Model({value: internal(f"broken {value}") for value in range(8)})
-    run = ModelInvoker("m_0", None, None)
+    run = ModelInvoker("m_0")
     for _ in range(MAX_FAILED_BATCHES):
         assert values_of(run.start(model, REQUESTS, Watched())) == [f"broken {value}" for value in range(8)]
     assert len(model.runs) == MAX_FAILED_BATCHES * 9
@@ -150,7 +150,7 @@ def test_a_broken_model_is_probed_until_it_succeeds(monkeypatch: pytest.MonkeyPa
 
 def test_a_successful_batch_resets_the_failures() -> None:
     model = Model({value: internal("broken") for value in range(8)})
-    run = ModelInvoker("m_0", None, None)
+    run = ModelInvoker("m_0")
     for _ in range(MAX_FAILED_BATCHES + 1):
         run.start(model, REQUESTS, Watched())
     healthy, model.poison = model.poison, {}
@@ -171,7 +171,7 @@ def test_a_batch_is_lost_if_the_instance_dies(death: InstanceDied) -> None:
 
     model.during = die
     with pytest.raises(InstanceDied):
-        ModelInvoker("m_0", None, None).start(model, REQUESTS, Watched())
+        ModelInvoker("m_0").start(model, REQUESTS, Watched())
 
 
 def test_after_a_response_a_dead_instance_fails_the_other_requests() -> None:
@@ -186,7 +186,7 @@ def test_after_a_response_a_dead_instance_fails_the_other_requests() -> None:
         return [None]
 
     model.during = respond
-    outcomes = ModelInvoker("m_0", None, None).start(model, REQUESTS, execution)
+    outcomes = ModelInvoker("m_0").start(model, REQUESTS, execution)
     assert values_of(outcomes) == [None, None, None, "three", "gone", "gone", "gone", "gone"]
     assert [(position, is_final) for position, _, is_final in execution.responses] == [
         (0, False),
@@ -207,7 +207,7 @@ def test_a_single_run_responds_to_its_own_request_only() -> None:
         return [None]
 
     model.during = later
-    assert values_of(ModelInvoker("m_0", None, None).start(model, REQUESTS, execution)) == [
+    assert values_of(ModelInvoker("m_0").start(model, REQUESTS, execution)) == [
         0,
         1,
         2,
@@ -234,7 +234,7 @@ def told_runs() -> Iterator[None]:
 @given(st.lists(st.tuples(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)), st.integers(1, 8)), max_size=12))
 def test_any_batches(batches: list[tuple[set[int], set[int], int]]) -> None:
     """Each request has its own outcome whatever fails, and a broken model does not run every request again."""
-    run = ModelInvoker("m_0", None, None)
+    run = ModelInvoker("m_0")
     in_vain = 0
     for poison, barred, size in batches:
         RUNS[0] += 1

@@ -118,7 +118,7 @@ class TestConnection:
 
     def test_only_lent_outputs_are_released(self, called: CalledModels, peer: Peer) -> None:
         peer.channel.send(Kind.RELEASE, [("weir-x", 0, 1)])
-        peer.channel.send(Kind.CANCEL_CALL, 99)
+        peer.channel.send(Kind.CANCEL_CALL, 99, False)
         peer.channel.send(Kind.IS_MODEL_READY, 1, "m", "")
         assert peer.channel.receive() == (Kind.DONE, 1, True)
         assert not called.released

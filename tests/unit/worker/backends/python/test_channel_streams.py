@@ -11,7 +11,6 @@ import pytest
 from tests.support.models.python_scripts import DECOUPLED, Collected, Models, body, python_request, run
 from tests.support.waiting import wait_until
 from weir.schemas.core.errors import ErrorCode
-from weir.worker.backend_api.interface import Result
 from weir.worker.backends.python.channel import ResponseReader
 from weir.worker.backends.python.process import ProcessDied
 from weir.worker.python_stub._weir_channel import Channel, Kind
@@ -69,32 +68,6 @@ class TestCoroutines:
         assert error.message.startswith("Failed to process the request(s) for model 'm_0_0', message: ")
         assert message in error.message
         assert failing.texts() == ["begun"]
-
-
-def test_a_response_that_can_not_be_delivered_fails_its_request_only(models: Models) -> None:
-    class Refusing(Collected):
-        refused = 0
-
-        def respond(self, position: int, response: Result | None, is_final: bool) -> None:
-            if position == 0 and not self.refused:
-                self.refused += 1
-                raise RuntimeError("injected")
-            super().respond(position, response, is_final)
-
-    source = body("""
-        for request in requests:
-            request.get_response_sender().send(texts("only"), FINAL)
-    """)
-    with models.running(source, DECOUPLED) as process:
-        sink = Refusing()
-        assert process.execute([python_request(), python_request()], sink) == [None, None]
-        (failed,) = sink.responses[0]
-        assert failed is not None
-        assert failed.error is not None
-        assert failed.error.message == "the response could not be delivered: RuntimeError: injected"
-        assert sink.texts(1) == ["only"]
-        assert not process.has_open_requests
-        assert process.is_running
 
 
 class TestDeath:
