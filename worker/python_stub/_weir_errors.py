@@ -1,10 +1,18 @@
-"""The two errors of a Python model: an exception that fails a whole batch, and the error of one response."""
+"""The errors of a Python model: exceptions that fail a whole batch, and the error of one response."""
 
 from __future__ import annotations
 
 
 class TritonModelException(Exception):
     """Raised by a model, or by this API where a model violates the contract; fails the whole batch."""
+
+
+class BackendError(Exception):
+    """Raised by Weir's own code in place of a model; the client gets its text and `code`, one of `TritonError`."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class TritonError:

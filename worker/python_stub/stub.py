@@ -38,6 +38,7 @@ import msgpack  # noqa: E402
 import triton_python_backend_utils as pb_utils  # noqa: E402  # beside this file, on the path only here
 from _weir_calls import Calls  # noqa: E402
 from _weir_channel import Channel, Kind, StartTickets  # noqa: E402
+from _weir_errors import BackendError  # noqa: E402
 from _weir_fork_server import ARGUMENT as FORK_SERVER  # noqa: E402
 from _weir_fork_server import ForkServer  # noqa: E402
 from _weir_logger import log_exception, log_exceptions_of_threads  # noqa: E402
@@ -191,6 +192,8 @@ class Stub:
             return Kind.DONE, handler(*arguments)
         except _ContractViolation as violation:
             return Kind.FAILED, str(violation)
+        except BackendError as error:
+            return Kind.FAILED, (error.code, str(error))
         except BaseException as error:  # noqa: BLE001  # user code: the exception is the reply, as in Triton
             log_exception("the model raised an exception", error)
             return Kind.FAILED, self._describe(error)

@@ -16,22 +16,20 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar, cast, runtime_checkable
 
 from weir.repository.completion import DescribedModel, DescribedTensor
 from weir.repository.config_text import config_from_dict, config_to_json
 from weir.schemas.config.model_config import ModelConfig, ModelOutput, ModelParameter
-from weir.schemas.core.errors import WeirError, internal, invalid
+from weir.schemas.core.errors import internal, invalid
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import Tensor
 from weir.worker.backend_api.interface import (
     Availability,
     Backend,
     Execution,
-    ExecutionHandle,
     Instance,
     InstanceDevice,
     LoadedModel,
@@ -40,14 +38,12 @@ from weir.worker.backend_api.interface import (
     VersionLoader,
 )
 from weir.worker.backends.isolation.messages import (
-    BATCH_ERROR_PREFIX,
     DESCRIPTION_PARAMETER,
     MODEL_PARAMETER,
     STATE_PREFIX,
-    decode_error,
     locate_backend,
 )
-from weir.worker.backends.python.backend import PythonBackend
+from weir.worker.backends.python.backend import PythonBackend, PythonModel
 from weir.worker.cuda.pinned import PINNED
 from weir.worker.devices.gpus import WorkerDevices
 
@@ -67,15 +63,12 @@ class IsolatedBackend:
 
     def describe(self, model: ModelVersion) -> DescribedModel | ModelConfig | None:
         """The description by the inner backend, made in a process."""
-        with _original_errors():
-            completed = self._python.describe(_wrapped(model, self._inner))
+        completed = self._python.describe(_wrapped(model, self._inner))
         if not isinstance(completed, ModelConfig):
             raise internal("the model's process returned no configuration")
         description = json.loads(completed.parameter(DESCRIPTION_PARAMETER, "null"))
         if description is None:
             return None
-        if "error" in description:
-            raise decode_error(description["error"]) or internal(description["error"])
         if "config" in description:
             return config_from_dict(description["config"])
         inputs, outputs, defaulted = ([DescribedTensor(*row) for row in rows] for rows in description["tensors"])
@@ -83,52 +76,34 @@ class IsolatedBackend:
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """Instances share nothing: each process loads the model."""
-        return _IsolatedModel(self._python, self._inner, model)
+        return _IsolatedModel(model, self._inner)
 
 
-class _IsolatedModel:
-    starts_in_parallel = True
-    is_isolated = True
-
-    def __init__(self, python: PythonBackend, inner: Backend, model: ModelVersion) -> None:
-        self._python = python
+class _IsolatedModel(PythonModel):
+    def __init__(self, model: ModelVersion, inner: Backend) -> None:
+        super().__init__(model, _CODE)
         self._inner = inner
-        self._model = model
-        self._loaded: list[LoadedModel] = []
 
     def create_instance(self, device: InstanceDevice) -> Instance:
-        with _original_errors():
-            loaded = self._python.load(_wrapped(self._model, self._inner, device))
-            self._loaded.append(loaded)
-            instance = loaded.create_instance(device)
-        return _IsolatedInstance(instance, _states(self._model.config))
-
-    def unload(self) -> None:
-        # Each instance has ended its own process; this releases their custom metrics.
-        while self._loaded:
-            self._loaded.pop().unload()
+        instance = self._start(_wrapped(self._model, self._inner, device), device)
+        states = _states(self._model.config)
+        return _StatefulInstance(instance, states) if states else instance
 
 
-class _IsolatedInstance:
-    """Translates the results of the process into those of the instance in it."""
+class _StatefulInstance:
+    """Separates the states in the results of the process from the outputs."""
 
-    def __init__(self, instance: Instance, states: Sequence[str]) -> None:
+    def __init__(self, instance: Instance, states: Sequence[ModelOutput]) -> None:
         self._instance = instance
-        self._states = [RequestedOutput(STATE_PREFIX + name) for name in states]
+        self._states = [RequestedOutput(state.name) for state in states]
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
-        if self._states:
-            requests = [self._with_states(request) for request in requests]
-        outcomes = self._instance.execute(requests, execution)
-        if isinstance(outcomes, ExecutionHandle):
-            outcomes = outcomes.results()
-        for outcome in outcomes:
-            if not outcome:
-                continue
-            if outcome.error is not None and outcome.error.message.startswith(BATCH_ERROR_PREFIX):
-                raise WeirError(outcome.error.code, outcome.error.message.removeprefix(BATCH_ERROR_PREFIX))
-            if self._states:
-                _separate_states(outcome)
+        requests = [self._with_states(request) for request in requests]
+        outcomes = cast(
+            Sequence[Result | None], self._instance.execute(requests, execution)
+        )  # a process has no handles
+        for outcome in filter(None, outcomes):
+            _separate_states(outcome)
         return outcomes
 
     def _with_states(self, request: InferRequest) -> InferRequest:
@@ -142,15 +117,6 @@ class _IsolatedInstance:
         self._instance.close()
 
 
-@contextmanager
-def _original_errors() -> Iterator[None]:
-    """Raises an error of the inner backend as it was raised in the process, without a traceback."""
-    try:
-        yield
-    except WeirError as error:
-        raise decode_error(error.message) or error from error
-
-
 def _separate_states(outcome: Result) -> None:
     """Moves the outputs that are states, which have prefixed names, to the states of the result."""
     outcome.states = [
@@ -162,9 +128,12 @@ def _separate_states(outcome: Result) -> None:
     outcome.outputs = [tensor for tensor in outcome.outputs if not tensor.name.startswith(STATE_PREFIX)]
 
 
-def _states(config: ModelConfig) -> list[str]:
-    batching = config.sequence_batching
-    return [] if batching is None else [state.output_name for state in batching.state]
+def _states(config: ModelConfig) -> list[ModelOutput]:
+    """The implicit states as outputs of the process."""
+    return [
+        ModelOutput(name=STATE_PREFIX + state.output_name, data_type=state.data_type, dims=state.dims)
+        for state in (config.sequence_batching.state if config.sequence_batching is not None else ())
+    ]
 
 
 def _wrapped(model: ModelVersion, inner: Backend, device: InstanceDevice | None = None) -> ModelVersion:
@@ -180,10 +149,7 @@ def _wrapped(model: ModelVersion, inner: Backend, device: InstanceDevice | None 
         "device": None if device is None else _device_fields(device),
         "pinned_bytes": PINNED.total_bytes,
     }
-    states = [
-        ModelOutput(name=STATE_PREFIX + state.output_name, data_type=state.data_type, dims=state.dims)
-        for state in (config.sequence_batching.state if config.sequence_batching is not None else ())
-    ]
+    states = _states(config)
     wrapper = config.replace(
         backend="python",
         platform="",

@@ -9,11 +9,14 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
+from _weir_errors import BackendError
 from _weir_logger import log_exception
 
 _HERE = Path(__file__).absolute().parent  # not resolved: in a checkout `weir/worker` is a link
@@ -30,14 +33,20 @@ from weir.schemas.config.model_config import (
 from weir.schemas.core.errors import WeirError, internal
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import Tensor
-from weir.worker.backend_api.interface import RESCHEDULED, Execution, InstanceDevice, InstanceDied, ModelVersion, Result
+from weir.worker.backend_api.interface import (
+    RESCHEDULED,
+    Execution,
+    ExecutionHandle,
+    InstanceDevice,
+    InstanceDied,
+    ModelVersion,
+    Result,
+)
 from weir.worker.backends.custom import CheckedInstance
 from weir.worker.backends.isolation.messages import (
-    BATCH_ERROR_PREFIX,
     DESCRIPTION_PARAMETER,
     MODEL_PARAMETER,
     STATE_PREFIX,
-    encode_error,
     import_backend,
 )
 from weir.worker.cuda.pinned import PINNED
@@ -50,13 +59,10 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Returns the description of the model, or the error of the backend, in a parameter of the configuration."""
+        """Returns the description of the model in a parameter of the configuration."""
         fields = config.as_dict()
-        try:
+        with _coded_errors():
             description = _describe(json.loads(fields["parameters"][MODEL_PARAMETER]["string_value"]))
-        except WeirError as error:
-            # As data: an error that is raised is logged with its traceback, and is one of the user's code.
-            description = {"error": encode_error(error)}
         fields["parameters"][DESCRIPTION_PARAMETER] = {"string_value": json.dumps(description)}
         return config
 
@@ -72,11 +78,9 @@ class TritonPythonModel:
         self._reader = PayloadReader()
         self._name = source["name"]
         self._is_decoupled = bool(pb_utils.using_decoupled_model_transaction_policy(outer))
-        try:
+        with _coded_errors():
             self._loaded = import_backend(source["backend"]).load(_model(source, device))
             instance = self._loaded.create_instance(device)
-        except WeirError as error:
-            raise pb_utils.TritonModelException(encode_error(error)) from error
         is_custom = "file" in source["backend"]
         self._instance = CheckedInstance(source["config"].get("backend", ""), instance) if is_custom else instance
 
@@ -85,20 +89,20 @@ class TritonPythonModel:
         received = [self._convert(request) for request in requests]
         execution = _Execution(self._reader, requests)
         try:
-            outcomes: Any = self._instance.execute(received, execution)
-            wait = getattr(outcomes, "results", None)
-            if wait is not None:  # a device runs it
-                outcomes = wait()
+            with _coded_errors():
+                outcomes: Any = self._instance.execute(received, execution)
+                if isinstance(outcomes, ExecutionHandle):  # a device runs it
+                    outcomes = outcomes.results()
         except InstanceDied as death:
             # Nothing can run here any more. The worker starts another process, which runs the batch again.
             log_exception("the instance has died", death)
             os.kill(os.getpid(), signal.SIGKILL)
             raise
-        except WeirError as error:
-            return self._failed(execution, error)
-        except Exception as error:  # noqa: BLE001 - an exception of the model fails its batch only
+        except Exception as error:
+            if isinstance(error, BackendError):
+                raise
             log_exception("the model raised an exception", error)
-            return self._failed(execution, internal(f"{type(error).__name__}: {error}"))
+            raise BackendError(f"{type(error).__name__}: {error}", pb_utils.TritonError.INTERNAL) from error
         if self._is_decoupled:
             for position, outcome in enumerate(outcomes):
                 if outcome is RESCHEDULED:
@@ -128,12 +132,14 @@ class TritonPythonModel:
         received.parameters = json.loads(request.parameters())
         return received
 
-    def _failed(self, execution: _Execution, error: WeirError) -> list[Any] | None:
-        if self._is_decoupled:
-            execution.fail(error)
-            return None
-        failure = WeirError(error.code, BATCH_ERROR_PREFIX + error.message)
-        return [_response(None, Result(error=failure)) for _ in execution.requests]
+
+@contextmanager
+def _coded_errors() -> Iterator[None]:
+    """Raises an error of the backend so that the worker raises the same."""
+    try:
+        yield
+    except WeirError as error:
+        raise BackendError(error.message, error.code.number) from error
 
 
 class _Execution(Execution):

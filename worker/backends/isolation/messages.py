@@ -1,4 +1,4 @@
-"""What a worker and the process of an isolated instance exchange: names, errors, and which backend to load.
+"""What a worker and the process of an isolated instance exchange: names, and which backend to load.
 
 The names contain characters that names of users' configurations and models can't contain.
 """
@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from weir.schemas.core.errors import ErrorCode, WeirError, internal
+from weir.schemas.core.errors import internal
 from weir.worker.backend_api.interface import Backend, ModelVersion
 from weir.worker.backends.custom import import_file
 
@@ -23,22 +22,6 @@ DESCRIPTION_PARAMETER = "weir_described"
 
 STATE_PREFIX = "\x00state "
 """Precedes the name of an output that is a state."""
-
-BATCH_ERROR_PREFIX = "\x00"
-"""Precedes the message of an error that fails the whole batch, as opposed to a model's response to one request."""
-
-_ENCODED_ERROR = re.compile("\x00([0-9]+) (.*)\x00", re.DOTALL)
-
-
-def encode_error(error: WeirError) -> str:
-    """The error as text, which `decode_error` finds also within a longer text."""
-    return f"\x00{error.code.number} {error.message}\x00"
-
-
-def decode_error(text: str) -> WeirError | None:
-    """The encoded error within a text, None where there is none."""
-    found = _ENCODED_ERROR.search(text)
-    return None if found is None else WeirError(ErrorCode.from_number(int(found[1])), found[2])
 
 
 @runtime_checkable

@@ -70,9 +70,8 @@ class PythonBackend:
 
     def load(self, model: ModelVersion) -> LoadedModel:
         """Prepares the environment that the instances share; each instance loads the model in its own process."""
-        check_parameters(model.config)
         self._check_file(model)
-        return _PythonModel(model, self._code)
+        return PythonModel(model, self._code)
 
     def _check_file(self, model: ModelVersion) -> None:
         """Raises WeirError (INTERNAL), in Triton's words, unless the model's file exists."""
@@ -82,19 +81,27 @@ class PythonBackend:
             raise internal(f"Python model file not found in '{model.directory.name}/{file.name}'")
 
 
-class _PythonModel:
+class PythonModel:
+    """A loaded model whose instances are processes (`weir.worker.backend_api.interface.LoadedModel`).
+
+    `code` is as in `PythonBackend`. Raises WeirError for invalid parameters, and for an environment that can't be created.
+    """
+
     starts_in_parallel = True
     is_isolated = True
-    """Each instance is a process of its own."""
 
     def __init__(self, model: ModelVersion, code: Path | None) -> None:
+        check_parameters(model.config)
         self._model = model
         self._code = code
         self._environment = environment_of(model)
         self._metrics = None if model.calls is None else model.calls.metrics.of_load(model.name, model.version)
 
     def create_instance(self, device: InstanceDevice) -> Instance:
-        model = self._model
+        """Starts a process, and loads the model there. Raises WeirError."""
+        return self._start(self._model, device)
+
+    def _start(self, model: ModelVersion, device: InstanceDevice) -> Instance:
         kind = device.kind.removeprefix("KIND_")
         arguments = {
             "model_config": json.dumps(config_to_json(model.config)),
@@ -129,7 +136,7 @@ class _PythonModel:
         return _PythonInstance(supervisor, instance)
 
     def unload(self) -> None:
-        # Each instance has ended its own process.
+        """Releases the custom metrics. Each instance has ended its own process."""
         if self._metrics is not None:
             self._metrics.close()
 

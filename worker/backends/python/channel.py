@@ -202,9 +202,16 @@ def unpack_response(memory: MemoryReader, first: Any, second: Any) -> Result:
     return Result(outputs, second)
 
 
-def execution_error(instance: str, reason: str) -> WeirError:
-    """The error (INTERNAL) of requests whose model raised an exception or broke the contract, in Triton's words."""
-    return internal(f"Failed to process the request(s) for model '{instance}', message: {reason}")
+def coded_error(reason: str | tuple[int, str]) -> WeirError | None:
+    """The error of Weir's own code in a process, None for the text of another failure."""
+    return None if isinstance(reason, str) else WeirError(ErrorCode.from_number(reason[0]), reason[1])
+
+
+def execution_error(instance: str, reason: str | tuple[int, str]) -> WeirError:
+    """The error of requests whose model raised an exception or broke the contract: INTERNAL, in Triton's words."""
+    return coded_error(reason) or internal(
+        f"Failed to process the request(s) for model '{instance}', message: {reason}"
+    )
 
 
 def stream_lost() -> WeirError:

@@ -16,10 +16,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
 
 from weir.worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
 from weir.worker.devices.host_policy import UNBOUND, HostPolicy
@@ -41,110 +40,69 @@ _RELEASE_TIMEOUT_S = 1.0
 _starter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="python-model-starter")
 
 
-class Child(Protocol):
-    """A process of a model, which leads a process group. For any thread."""
+class Child:
+    """A process of a model, which leads a process group. For any thread.
 
-    pid: int
+    `reap` waits for its end, frees its id, and returns how it ended. `has_id` tells whether the id is still its own.
+    """
 
-    @property
-    def returncode(self) -> int | None:
+    def __init__(self, pid: int, reap: Callable[[], int], has_id: Callable[[], bool] = lambda: True) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
         """How it ended (as `subprocess.Popen.returncode`), None until `release` has returned."""
+        self._pidfd = os.pidfd_open(pid)
+        self._reap = reap
+        self._has_id = has_id
+        self._lock = threading.Lock()
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Waits until the process has ended, at most `timeout_s`. Its id stays taken."""
-
-    def kill_group(self) -> None:
-        """Kills the process and those it has started. Not after `release`."""
-
-    def release(self) -> int:
-        """Waits for the end of the process, gives up its id, and returns its `returncode`."""
-
-
-class SpawnedChild:
-    """A process that was started as a command."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        """As `Child.returncode`."""
-        return self._process.returncode
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """As `Child.wait`."""
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return  # another thread has released it
-        try:
-            _wait_for_exit(pidfd, timeout_s)
-        finally:
-            os.close(pidfd)
-
-    def kill_group(self) -> None:
-        """As `Child.kill_group`."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def release(self) -> int:
-        """As `Child.release`."""
-        return self._process.wait()
-
-
-class ForkedChild:
-    """A process that the fork server forks; `status` is the worker's end of its status socket.
-
-    Raises OSError where the fork failed.
-    """
-
-    def __init__(self, status: socket.socket, server: subprocess.Popen[bytes]) -> None:
-        self.returncode: int | None = None
-        self._status = status
-        self._server = server
-        self._lock = threading.Lock()
-        status.settimeout(START_TIMEOUT_S)
-        try:
-            pid = _received(status)
-            if pid is None:
-                raise ChildProcessError("the fork server of Python models did not start a process")
-            if pid <= 0:
-                raise OSError(-pid, os.strerror(-pid))
-            self._pidfd = os.pidfd_open(pid)
-        except BaseException:
-            status.close()  # the server kills a process that it still forks
-            raise
-        self.pid = pid
-        status.settimeout(None)
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        """As `Child.wait`."""
         with self._lock:
             if self.returncode is None:
                 _wait_for_exit(self._pidfd, timeout_s)
 
     def kill_group(self) -> None:
-        """As `Child.kill_group`."""
-        # Without the fork server, whose death kills the process, the id may belong to another one.
-        if self._server.poll() is None:
+        """Kills the process and those it has started. Not after `release`."""
+        if self._has_id():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def release(self) -> int:
-        """As `Child.release`."""
+        """Waits for the end of the process, frees its id, and returns its `returncode`."""
         with self._lock:
             if self.returncode is None:
-                ending = _received(self._status)
                 _wait_for_exit(self._pidfd, None)
-                self.returncode = -signal.SIGKILL if ending is None else ending
-                self._status.settimeout(_RELEASE_TIMEOUT_S)
-                with contextlib.suppress(OSError):
-                    self._status.shutdown(socket.SHUT_WR)
-                _received(self._status)  # the server closes its end when it has released the id
-                self._status.close()
+                self.returncode = self._reap()
                 os.close(self._pidfd)
             return self.returncode
+
+
+def _forked(status: socket.socket, server: subprocess.Popen[bytes]) -> Child:
+    """A process that the fork server forks; `status` is the worker's end of its status socket. Raises OSError."""
+
+    def reap() -> int:
+        ending = _received(status)
+        status.settimeout(_RELEASE_TIMEOUT_S)
+        with contextlib.suppress(OSError):
+            status.shutdown(socket.SHUT_WR)
+        _received(status)  # the server closes its end when it has released the id
+        status.close()
+        return -signal.SIGKILL if ending is None else ending
+
+    status.settimeout(START_TIMEOUT_S)
+    try:
+        pid = _received(status)
+        if pid is None:
+            raise ChildProcessError("the fork server of Python models did not start a process")
+        if pid <= 0:
+            raise OSError(-pid, os.strerror(-pid))
+        # Without the fork server, whose death kills the process, the id may belong to another one.
+        child = Child(pid, reap, lambda: server.poll() is None)
+    except BaseException:
+        status.close()  # the server kills a process that it still forks
+        raise
+    status.settimeout(None)
+    return child
 
 
 class _ForkServer:
@@ -156,7 +114,7 @@ class _ForkServer:
         self._startup: dict[str, str] = {}
         self._is_fit = True
 
-    def fork(self, arguments: Sequence[str], fds: Sequence[int], variables: Mapping[str, str]) -> ForkedChild | None:
+    def fork(self, arguments: Sequence[str], fds: Sequence[int], variables: Mapping[str, str]) -> Child | None:
         """A new process; None where it must be started as a command. Raises OSError."""
         server = self._started(variables)
         if server is None:
@@ -177,7 +135,7 @@ class _ForkServer:
             except OSError:
                 status.close()
                 return None
-        return ForkedChild(status, server)
+        return _forked(status, server)
 
     def _started(self, variables: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
         """The server, if it suits a process with these variables."""
@@ -238,7 +196,7 @@ def _start(arguments: Sequence[str], fds: Sequence[int], environment: PythonEnvi
         env=variables,
         start_new_session=True,
     )
-    return SpawnedChild(process)
+    return Child(process.pid, process.wait)
 
 
 def _received(status: socket.socket) -> int | None:

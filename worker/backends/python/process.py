@@ -33,7 +33,7 @@ from weir.telemetry.logs import current_settings
 from weir.telemetry.tracing.context import exported_context
 from weir.worker.backend_api.custom_metrics import LoadMetrics
 from weir.worker.backend_api.interface import RESCHEDULED, CallConnection, Execution, ProcessCalls, Result
-from weir.worker.backends.python.channel import ResponseReader, execution_error, unpack_response
+from weir.worker.backends.python.channel import ResponseReader, coded_error, execution_error, unpack_response
 from weir.worker.backends.python.children import start_stub
 from weir.worker.backends.python.environment import WORKER_ENVIRONMENT, PythonEnvironment
 from weir.worker.backends.python.microbatch import MicrobatchHost, OutcomeReader, ProcessMicrobatch
@@ -70,7 +70,11 @@ class ProcessDied(Exception):
 
 
 class CommandFailed(Exception):
-    """The process reports that it could not carry out a command; the text is for the client."""
+    """The process reports that it could not carry out a command. `reason` is for the client: a text, or (code, text)."""
+
+    def __init__(self, reason: str | tuple[int, str]) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class StartFailed(WeirError):
@@ -226,8 +230,8 @@ class PythonProcess:
     def load(self, timeout_s: float) -> None:
         """Loads the model and runs its `initialize`.
 
-        Raises StartFailed with the model's own error, or when the process died or took longer than `timeout_s`; the
-        process is closed then.
+        Raises StartFailed with the model's own error, or when the process died or took longer than `timeout_s`, and
+        WeirError with an error of Weir's code in it; the process is closed then.
         """
         spec = self._spec
         try:
@@ -255,7 +259,7 @@ class PythonProcess:
         """One result for each request; None for one whose responses the model sends through `execution`, now or later.
 
         A model that raises an exception or breaks the contract fails all requests of the batch: this raises WeirError
-        (INTERNAL) with Triton's wording and the model's traceback. Some responses may have been sent before. Raises
+        with Triton's wording and the model's traceback. Some responses may have been sent before. Raises
         ProcessDied when the process has ended; if it ends after this has returned, `execution.fail` reports it.
         """
         responses, run = self._open_run(requests, execution)
@@ -264,7 +268,7 @@ class PythonProcess:
             packed = self._command(Kind.EXECUTE, run, [self._pack(request) for request in requests])
         except CommandFailed as failure:
             responses.fail_run(run)
-            raise execution_error(self._spec.instance, str(failure)) from failure
+            raise execution_error(self._spec.instance, failure.reason) from failure
         except ProcessDied:
             self.close()  # no response may be delivered after this: the batch may run again
             raise
@@ -372,7 +376,7 @@ class PythonProcess:
         return ending
 
     def complete_config(self, config: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """`config` as the model's `auto_complete_config` completes it, in place of `load`. Raises StartFailed."""
+        """`config` as the model's `auto_complete_config` completes it, in place of `load`. Raises as `load`."""
         self._call_end.close()
         completed: dict[str, Any] = json.loads(self._load(Kind.AUTO_COMPLETE, json.dumps(config), timeout_s=timeout_s))
         return completed
@@ -381,7 +385,7 @@ class PythonProcess:
         try:
             return self._command(kind, *arguments, timeout_s=timeout_s)
         except CommandFailed as failure:
-            raise StartFailed(str(failure)) from failure
+            raise coded_error(failure.reason) or StartFailed(str(failure)) from failure
         except ProcessDied as death:
             # The first sentence is Triton's.
             reason = f"T{str(death)[1:]} while it was loading the model"

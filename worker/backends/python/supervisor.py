@@ -17,10 +17,10 @@ from enum import Enum
 from weir.runtime.child_processes import RestartHistory, RestartPolicy
 from weir.runtime.containment import report
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import invalid
+from weir.schemas.core.errors import WeirError, invalid
 from weir.worker.backend_api.interface import InstanceUnavailable
 from weir.worker.backend_api.version_health import VersionHealth
-from weir.worker.backends.python.process import PythonProcess, StartFailed, load_with_retries
+from weir.worker.backends.python.process import PythonProcess, load_with_retries
 
 logger = logging.getLogger("weir.worker")
 
@@ -340,8 +340,8 @@ class ProcessSupervisor:
             with self._changed:
                 self._started(process)
             return None
-        except StartFailed as error:
-            return error.message
+        except WeirError as error:
+            failure = error.message
         except (OSError, RuntimeError) as error:  # there are too many processes, threads or open files
             failure = f"{type(error).__name__}: {error}"
         except Exception as error:  # noqa: BLE001 - reported; the instance would otherwise never have a process again

@@ -26,7 +26,9 @@ from weir.worker.backend_api.interface import (
     InstanceDevice,
     InstanceDied,
     LoadedModel,
+    MicrobatchInstance,
     ModelVersion,
+    Result,
 )
 from weir.worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
 from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
@@ -186,6 +188,63 @@ def test_errors_are_as_in_the_worker_itself(backend: Backend, tmp_path: Path) ->
     with pytest.raises(WeirError) as raised:
         backend.describe(failing)
     assert (raised.value.code, raised.value.message) == (ErrorCode.UNAVAILABLE, "not today")
+
+
+def test_requests_of_a_microbatch_fail_alone(backend: Backend, tmp_path: Path) -> None:
+    with instance(backend, model(tmp_path)) as made:
+        assert isinstance(made, MicrobatchInstance)
+        microbatch = made.start_microbatch([request(x=x(value)) for value in (1, -2, 3)], Execution(PayloadReader()))
+        assert microbatch.wait(10)
+        first, second, third = (ended.result for ended in microbatch.ended())
+        assert first is not None
+        assert first.outputs[0].to_numpy().tolist() == [[2] * 4]
+        assert second is not None
+        assert second.error is not None
+        assert (second.error.code, second.error.message) == (ErrorCode.INVALID_ARG, "no such number")
+        assert third is not None
+        assert third.outputs[0].to_numpy().tolist() == [[6] * 4]
+        microbatch.close()
+
+
+DECOUPLED = """
+from weir.schemas.core.errors import invalid
+from weir.schemas.core.tensors import Tensor
+from weir.worker.backend_api.interface import Result
+
+
+class Backend:
+    def load(self, model):
+        return self
+
+    def create_instance(self, device):
+        return self
+
+    def execute(self, requests, execution):
+        execution.respond(0, Result([Tensor("y", "FP32", [1, 1], bytes(4))]), False)
+        raise invalid("no more")
+
+    def close(self):
+        pass
+
+    def unload(self):
+        pass
+"""
+
+
+def test_a_decoupled_instance_that_raises(tmp_path: Path) -> None:
+    file = tmp_path / "backend.py"
+    file.write_text(DECOUPLED)
+    responses: list[tuple[int, bool]] = []
+
+    class Responses(Execution):
+        def respond(self, position: int, result: Result | None, is_final: bool) -> None:
+            responses.append((position, is_final))
+
+    of = model(tmp_path, model_transaction_policy={"decoupled": True})
+    with instance(IsolatedBackend(OfFile(file)), of) as made, pytest.raises(WeirError) as raised:
+        made.execute([request(x=x(1)), request(x=x(1))], Responses(PayloadReader()))
+    assert (raised.value.code, raised.value.message) == (ErrorCode.INVALID_ARG, "no more")
+    assert responses == [(0, False)]
 
 
 def revived(made: Instance) -> dict[str, np.ndarray]:
