@@ -42,7 +42,6 @@ from weir.worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
-from weir.worker.backends.custom import CheckedInstance
 from weir.worker.backends.isolation.messages import (
     DESCRIPTION_PARAMETER,
     MODEL_PARAMETER,
@@ -80,9 +79,7 @@ class TritonPythonModel:
         self._is_decoupled = bool(pb_utils.using_decoupled_model_transaction_policy(outer))
         with _coded_errors():
             self._loaded = import_backend(source["backend"]).load(_model(source, device))
-            instance = self._loaded.create_instance(device)
-        is_custom = "file" in source["backend"]
-        self._instance = CheckedInstance(source["config"].get("backend", ""), instance) if is_custom else instance
+            self._instance = self._loaded.create_instance(device)
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Runs the batch as an instance in the worker does."""
@@ -192,10 +189,7 @@ def _sent(tensor: Tensor, name: str) -> Any:
 
 
 def _describe(source: dict[str, Any]) -> dict[str, Any] | None:
-    backend = import_backend(source["backend"])
-    if not hasattr(backend, "describe"):  # optional in a user's backend
-        return None
-    described = backend.describe(_model(source, None))
+    described = import_backend(source["backend"]).describe(_model(source, None))
     if isinstance(described, DescribedModel):
         rows = described.inputs, described.outputs, described.defaulted
         tensors = [[list(tensor) for tensor in tensors] for tensors in rows]

@@ -6,13 +6,11 @@ The names contain characters that names of users' configurations and models can'
 from __future__ import annotations
 
 import importlib
-import inspect
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import cast
 
-from weir.schemas.core.errors import internal
 from weir.worker.backend_api.interface import Backend, ModelVersion
-from weir.worker.backends.custom import import_file
+from weir.worker.backends.custom import BackendFiles, CustomBackend
 
 MODEL_PARAMETER = "weir_isolated"
 """The parameter that contains, in JSON, what the process loads."""
@@ -24,30 +22,15 @@ STATE_PREFIX = "\x00state "
 """Precedes the name of an output that is a state."""
 
 
-@runtime_checkable
-class HasCodeFile(Protocol):
-    """A backend that is the class `Backend` of a user's file."""
-
-    def code_file(self, model: ModelVersion) -> Path:
-        """The file whose class serves this model."""
-
-
 def locate_backend(backend: Backend, model: ModelVersion) -> dict[str, str]:
-    """Where the backend's class is defined, for `import_backend`. Raises WeirError for a class that can't be imported."""
-    if isinstance(backend, HasCodeFile):
-        return {"file": str(backend.code_file(model).resolve()), "class": "Backend"}
-    kind = type(backend)
-    if "." in kind.__qualname__:
-        raise internal(f"backend {kind.__qualname__} is not at the top level of a module, so no process can import it")
-    if kind.__module__.startswith("weir.worker."):  # that of a user's file has a name of its own
-        return {"module": kind.__module__, "class": kind.__qualname__}
-    return {"file": str(Path(inspect.getfile(kind)).resolve()), "class": kind.__qualname__}
+    """Where the backend of this model is defined, for `import_backend`."""
+    if isinstance(backend, CustomBackend):
+        return {"name": model.config.backend, "file": str(backend.code_file(model).resolve())}
+    return {"module": type(backend).__module__, "class": type(backend).__qualname__}
 
 
 def import_backend(location: dict[str, str]) -> Backend:
     """The backend at this location, in the process that runs it."""
-    if "module" in location:
-        module: Any = importlib.import_module(location["module"])
-    else:
-        module = import_file(Path(location["file"]), "isolated_backend")
-    return cast(Backend, getattr(module, location["class"])())
+    if "file" in location:
+        return CustomBackend(location["name"], Path(location["file"]), BackendFiles())
+    return cast(Backend, getattr(importlib.import_module(location["module"]), location["class"])())

@@ -19,7 +19,6 @@ from weir.repository.completion import DescribedModel
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.worker.backend_api.interface import (
-    Availability,
     Backend,
     Execution,
     Instance,
@@ -30,11 +29,11 @@ from weir.worker.backend_api.interface import (
     ModelVersion,
     Result,
 )
+from weir.worker.backends.custom import BackendFiles, CustomBackend
 from weir.worker.backends.isolation.backend import IsolatedBackend, isolate_if_wanted
 from weir.worker.backends.onnxruntime.backend import OnnxRuntimeBackend
 from weir.worker.backends.python.backend import PythonBackend
 from weir.worker.cuda.pinned import PINNED
-from weir.worker.devices.gpus import WorkerDevices
 
 BACKEND = """
 import ctypes, os
@@ -96,17 +95,11 @@ class Backend:
 """
 
 
-class OfFile:
+class OfFile(CustomBackend):
     """A user's own backend, as the worker holds it."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-
-    def code_file(self, model: ModelVersion) -> Path:
-        return self._file
-
-    def availability(self, devices: WorkerDevices) -> Availability:
-        return Availability(("KIND_CPU",))
+        super().__init__("own", file, BackendFiles())
 
     def describe(self, model: ModelVersion) -> DescribedModel | ModelConfig | None:
         raise AssertionError("not in this process")
