@@ -292,17 +292,9 @@ class BatchDispatcher:
     @contained(on_error="_dispatch_failed")
     def _accept(self, batch: BatchMessage, more_follow: bool = False, fetched: Batch | None = None) -> None:
         """Submits the batch to its instance. `fetched` is the batch with its remote payloads, if it waited for them."""
-        if fetched is not None or self._remote is None or not self._remote.needs_fetch(batch):
-            self._dispatch(batch, more_follow, fetched)
+        if fetched is None and self._remote is not None and self._remote.needs_fetch(batch):
+            self._fetch(self._remote, batch)
             return
-        running = self._held[batch.scheduler, batch.batch_id] = Batch(batch, self._worker_id)
-        result = self.models.get(batch.model)
-        # An ensemble passes the references of its request on; the workers of its steps fetch the tensors.
-        config = None if result is None else result.config
-        with_tensors = config is None or config.ensemble_scheduling is None
-        self._remote.fetch(running, with_tensors, partial(self._accept, batch, False, running))
-
-    def _dispatch(self, batch: BatchMessage, more_follow: bool, fetched: Batch | None) -> None:
         newer_epoch = self._fence.newer_epoch(batch)
         if newer_epoch:
             self._complete(batch.scheduler, BatchRefused(batch.batch_id, newer_epoch))
@@ -336,6 +328,15 @@ class BatchDispatcher:
         if instance not in self._watched and instance.needs_watch:
             self._watched.add(instance)
             self._loop.call_later(MAX_HELD_S, self._watch, instance)
+
+    def _fetch(self, remote: RemotePayloads, batch: BatchMessage) -> None:
+        """Fetches what lies on other hosts, and then accepts the batch."""
+        running = self._held[batch.scheduler, batch.batch_id] = Batch(batch, self._worker_id)
+        result = self.models.get(batch.model)
+        # An ensemble passes the references of its request on; the workers of its steps fetch the tensors.
+        config = None if result is None else result.config
+        with_tensors = config is None or config.ensemble_scheduling is None
+        remote.fetch(running, with_tensors, partial(self._accept, batch, False, running))
 
     def _dispatch_failed(self, _error: Exception, batch: BatchMessage, *_: object) -> None:
         """Reports the batch as lost: its scheduler runs it again a limited number of times."""

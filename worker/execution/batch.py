@@ -162,11 +162,6 @@ class Batch(Execution):
         self._is_run_counted = False
         self._rescheduled: list[int] = []
 
-    @property
-    def is_on_device(self) -> bool:
-        """Whether a device works on the batch, so that its outcomes have to be waited for."""
-        return isinstance(self.outcomes, ExecutionHandle)
-
     def timestamps(self, position: int) -> Timestamps:
         """Triton's trace timestamps of a request that runs, in Unix nanoseconds, up to its response.
 

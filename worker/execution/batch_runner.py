@@ -193,7 +193,7 @@ class BatchRunner:
         """Decodes the requests, and adds what the model needs besides."""
         batch.begin(self.streaming, self.reader)
         message, shared_memory = batch.message, self._shared_memory
-        shared_memory.begin()
+        shared_memory.content = None
         positions, requests, results = decode_batch(batch, self.reader, shared_memory, self.statistics)
         if logs_requests(logger):
             step = f"runs in {self._name}, batch {message.batch_id}"
@@ -243,41 +243,39 @@ class BatchRunner:
 
         Its outcomes have waited for `waited_ns` to be read.
         """
+        message, outcomes = batch.message, batch.outcomes
+        batch.outcomes = ()  # a handle refers to the batch, and memory of a device has to be freed at once
         try:
-            return self._finish(instance, batch, waited_ns)
+            if isinstance(outcomes, ExecutionHandle):
+                outcomes = self._invoker.finish(instance, outcomes, batch.requests, batch)
+            if self._states is not None and batch.requests:
+                outcomes = list(outcomes)
+                entries = [message.entries[position] for position in batch.positions]
+                batch.first += self._states.keep(message, entries, outcomes)
+            has_ended = all(outcomes)
+            if not has_ended and not self._is_iterative:
+                outcomes = [
+                    Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes
+                ]
+            for position, outcome in zip(batch.positions, outcomes, strict=True):
+                if position not in batch.padding:
+                    batch.results[position] = outcome
+            if self._is_iterative or batch.has_responded or not has_ended:
+                batch.returned(batch.results, batch.first)
+                return None
+            responses = self._encode(batch)
+            end_ns = time.monotonic_ns() - waited_ns
+            busy_us = self._busy_us(batch, end_ns)
+            batch.record(outcomes, end_ns, busy_us * 1000)
+            return BatchUpdate(message.scheduler, (BatchEnded(message.batch_id, busy_us),), responses, batch.first)
+        except DeviceLost:
+            raise
+        except InstanceDied as death:
+            return self._lost(batch, death)
         finally:
             if batch.content is not None:
                 self._shared_memory.release(batch.content)
                 batch.content = None
-
-    def _finish(self, instance: Instance, batch: Batch, waited_ns: int) -> BatchUpdate | None:
-        message, outcomes = batch.message, batch.outcomes
-        batch.outcomes = ()  # a handle refers to the batch, and memory of a device has to be freed at once
-        if isinstance(outcomes, ExecutionHandle):
-            try:
-                outcomes = self._invoker.finish(instance, outcomes, batch.requests, batch)
-            except DeviceLost:
-                raise
-            except InstanceDied as death:
-                return self._lost(batch, death)
-        if self._states is not None and batch.requests:
-            outcomes = list(outcomes)
-            entries = [message.entries[position] for position in batch.positions]
-            batch.first += self._states.keep(message, entries, outcomes)
-        has_ended = all(outcomes)
-        if not has_ended and not self._is_iterative:
-            outcomes = [Result(error=not_iterative()) if outcome is RESCHEDULED else outcome for outcome in outcomes]
-        for position, outcome in zip(batch.positions, outcomes, strict=True):
-            if position not in batch.padding:
-                batch.results[position] = outcome
-        if self._is_iterative or batch.has_responded or not has_ended:
-            batch.returned(batch.results, batch.first)
-            return None
-        responses = self._encode(batch)
-        end_ns = time.monotonic_ns() - waited_ns
-        busy_us = self._busy_us(batch, end_ns)
-        batch.record(outcomes, end_ns, busy_us * 1000)
-        return BatchUpdate(message.scheduler, (BatchEnded(message.batch_id, busy_us),), responses, batch.first)
 
     def failed(self, batch: Batch, error: BaseException) -> BatchUpdate:
         """The end of a batch during which Weir's own code raised `error`."""

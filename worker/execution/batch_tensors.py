@@ -101,7 +101,7 @@ class BatchAssembler:
         """
         first = requests[0]
         if len(requests) == 1:
-            arrays = {tensor.name: _aligned(_array(tensor, reader)) for tensor in first.inputs}
+            arrays = {tensor.name: _array(tensor, reader) for tensor in first.inputs}
             for name in self._ragged:
                 if name in arrays:
                     arrays[name] = arrays[name].reshape(-1)
@@ -281,13 +281,11 @@ def _on_host(content: bytes | memoryview | MappedRegion, name: str) -> bytes | m
 
 
 def _array(tensor: Tensor, reader: PayloadReader) -> np.ndarray:
+    data = tensor.data if type(tensor.data) is bytes else _content(tensor, reader)
     try:
-        return as_array(_content(tensor, reader), tensor.datatype, tensor.shape)
+        array = as_array(data, tensor.datatype, tensor.shape)
     except ValueError as error:
         raise internal(f"the content of input '{tensor.name}' does not fill its shape") from error
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
     return array if array.flags.aligned else array.copy()
 
 

@@ -28,14 +28,18 @@ def decode_batch(
 
     Reads inputs that lie in memory shared with clients. Counts failures.
     """
-    results: list[Result | None] = [None] * len(running.message.entries)
-    plain = _decode_plain(running)
-    if plain is not None:
-        return list(range(len(plain))), plain, results
+    message = running.message
+    results: list[Result | None] = [None] * len(message.entries)
+    is_special = running.cancelled or running.has_deadlines or running.fetched
+    if not is_special and message.entries[-1].position is None:
+        # As most do, all can run, and have all their content in their bodies.
+        plain = unpack_plain([entry.body for entry in message.entries], message.model, message.version)
+        if plain is not None:
+            return list(range(len(plain))), plain, results
     decoder = _Decoder(running, reader, shared_memory, statistics)
     requests: list[InferRequest] = []
     positions: list[int] = []
-    for position, entry in enumerate(running.message.entries):
+    for position, entry in enumerate(message.entries):
         outcome = decoder.decode(position, entry)
         if isinstance(outcome, Result):
             results[position] = outcome
@@ -43,14 +47,6 @@ def decode_batch(
             requests.append(outcome)
             positions.append(position)
     return positions, requests, results
-
-
-def _decode_plain(batch: Batch) -> list[InferRequest] | None:
-    """All requests of a batch in which each can run, and has all its content in its body, as most do; else None."""
-    message = batch.message
-    if batch.cancelled or batch.has_deadlines or batch.fetched or message.entries[-1].position is not None:
-        return None
-    return unpack_plain([entry.body for entry in message.entries], message.model, message.version)
 
 
 class _Decoder:

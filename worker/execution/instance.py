@@ -21,6 +21,7 @@ from weir.schemas.wire.messages import BatchLost
 from weir.telemetry.metrics_config import MetricsConfig
 from weir.worker.backend_api.interface import (
     DeviceLost,
+    ExecutionHandle,
     Instance,
     InstanceDevice,
     LoadedModel,
@@ -327,7 +328,7 @@ class ModelInstance:
                     self._leave(self._finish(instance, on_device))
                     on_device = None
                 if isinstance(started, Batch):
-                    if started.is_on_device:
+                    if isinstance(started.outcomes, ExecutionHandle):
                         on_device = started
                         continue
                     started = self._finish(instance, started)

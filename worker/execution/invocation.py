@@ -56,7 +56,10 @@ class ModelInvoker:
         Raises InstanceDied only.
         """
         try:
-            results = self._execute(instance, requests, execution)
+            if self._states is None:
+                results = instance.execute(requests, execution)
+            else:
+                results = self._execute_alike(self._states, instance, requests, execution)
         except InstanceDied:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever a model raises fails its batch, and nothing else
@@ -86,10 +89,12 @@ class ModelInvoker:
             return self._handle_failure(instance, requests, execution, error)
         return self._succeeded(requests, results)
 
-    def _execute(
-        self, instance: Instance, requests: Sequence[InferRequest], execution: Execution
+    @staticmethod
+    def _execute_alike(
+        states: ImplicitStates, instance: Instance, requests: Sequence[InferRequest], execution: Execution
     ) -> Sequence[Result | None] | ExecutionHandle:
-        groups = self._states.alike(requests) if self._states is not None else ()
+        """Runs the requests in groups whose states can be joined."""
+        groups = states.alike(requests)
         if len(groups) < 2:
             return instance.execute(requests, execution)
         results: list[Result | None] = [None] * len(requests)
@@ -102,8 +107,8 @@ class ModelInvoker:
         return results
 
     def _succeeded(self, requests: Sequence[InferRequest], results: Sequence[Result | None]) -> Sequence[Result | None]:
-        if self._retry is not None and self._retry.has_failures:
-            self._retry.reset()
+        if self._retry is not None:
+            self._retry.failed_batches = 0
         if len(results) != len(requests):
             return [Result(error=internal(f"expected {len(requests)} results, got {len(results)}"))] * len(requests)
         return results
@@ -130,20 +135,14 @@ def failure_of(error: BaseException) -> WeirError:
 
 
 class IndividualRetry:
-    """Runs the requests of failed batches again, one at a time. One for each instance; belongs to its thread."""
+    """Runs the requests of failed batches again, one at a time. One for each instance; belongs to its thread.
+
+    `failed_batches` is the number of batches in a row that failed in each of their requests.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._failed_batches = 0
-
-    @property
-    def has_failures(self) -> bool:
-        """Whether the last batch that failed did so in each of its requests."""
-        return self._failed_batches > 0
-
-    def reset(self) -> None:
-        """Records that the instance has run a batch successfully."""
-        self._failed_batches = 0
+        self.failed_batches = 0
 
     def run(
         self, instance: Instance, requests: Sequence[InferRequest], execution: Execution, failure: WeirError
@@ -155,7 +154,7 @@ class IndividualRetry:
         """
         results: list[Result | None] = [Result(error=failure) for _ in requests]
         order = [position for position in range(len(requests)) if execution.may_run_again(position)]
-        is_broken = self._failed_batches >= MAX_FAILED_BATCHES
+        is_broken = self.failed_batches >= MAX_FAILED_BATCHES
         if is_broken:
             random.shuffle(order)
         succeeded = run = 0
@@ -169,7 +168,7 @@ class IndividualRetry:
             outcome = results[position] = self._run_one(instance, requests[position], execution, position)
             succeeded += outcome is None or outcome.error is None or outcome.is_model_response
         if run:
-            self._failed_batches = 0 if succeeded else self._failed_batches + 1
+            self.failed_batches = 0 if succeeded else self.failed_batches + 1
         logger.warning(
             "%s: a batch of %d failed (%s); of %d requests that were run again by themselves %d failed",
             *(self._name, len(requests), failure.message, run, run - succeeded),

@@ -89,18 +89,10 @@ class SharedMemoryIO:
     def __init__(self, access: SharedMemoryAccess) -> None:
         self._access = access
         self._free: list[InputBuffers] = []
-        self._current: InputBuffers | None = None
+        self.content: InputBuffers | None = None
+        """What the batch that began last has read; None if it has read nothing, as at the begin of a batch."""
         self.gpu = -1
         """The GPU on which the instance copies regions itself; -1 for none."""
-
-    def begin(self) -> None:
-        """Begins a new batch."""
-        self._current = None
-
-    @property
-    def content(self) -> InputBuffers | None:
-        """What the batch that began last has read; None if it has read nothing."""
-        return self._current
 
     def release(self, content: InputBuffers) -> None:
         """Lets other batches reuse the memory, once no request of the batch can run (again)."""
@@ -217,9 +209,9 @@ class SharedMemoryIO:
             self._cuda.write(ref, content)
 
     def _buffers(self) -> InputBuffers:
-        if self._current is None:
-            self._current = self._free.pop() if self._free else InputBuffers()
-        return self._current
+        if self.content is None:
+            self.content = self._free.pop() if self._free else InputBuffers()
+        return self.content
 
     def _map(self, ref: CudaRegionRef) -> MappedRegion:
         region = self._cuda.map(ref)

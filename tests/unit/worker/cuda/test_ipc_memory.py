@@ -87,7 +87,7 @@ class Client:
         self.memory.gpu = instance.region_gpu
 
     def start(self, *requests: InferRequest, padding: tuple[int, ...] = ()) -> Any:
-        self.memory.begin()
+        self.memory.content = None
         for request in requests:
             self.memory.fetch(request, GATEWAY)
         run = execution()
@@ -191,7 +191,7 @@ def test_requests_that_run_again_alone_write_their_own_outputs(cuda: Any) -> Non
     given, taken = cuda.DEVICE.share(np.arange(2, dtype=np.float32).tobytes()), cuda.DEVICE.share(bytes(8))
     client = Client(doubling_instance(cuda))
     requests = [reading(CudaRegionRef(given, 0, 4 * at, 4), 1, CudaRegionRef(taken, 0, 4 * at, 4)) for at in (0, 1)]
-    client.memory.begin()
+    client.memory.content = None
     for request in requests:
         client.memory.fetch(request, GATEWAY)
     run = Repeatable(PayloadReader())

@@ -53,7 +53,7 @@ def responses_of(update: BatchUpdate) -> dict[int, str | int]:
 
 
 def test_a_request_that_can_not_be_decoded(model: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.worker.execution.decoding._decode_plain", lambda _batch: None)
+    monkeypatch.setattr("weir.worker.execution.decoding.unpack_plain", lambda *_: None)
     fail_for(
         monkeypatch, "weir.worker.execution.decoding:_Decoder.decode", lambda _self, position, _entry: position == 1
     )

@@ -64,7 +64,7 @@ def fetched(memory: SharedMemoryIO, requests: list[InferRequest]) -> list[InferR
     """The requests of a batch that could be read, after the end of the batch before."""
     if memory.content is not None:
         memory.release(memory.content)
-    memory.begin()
+    memory.content = None
     good: list[InferRequest] = []
     for request in requests:
         try:
@@ -124,7 +124,7 @@ def test_batches_that_run_at_once_do_not_share_memory(make_object: MakeObject) -
     memory = opened()
     requests, contents = [], []
     for number in (0, 1):
-        memory.begin()
+        memory.content = None
         requests.append(reading(place(path, 4 * number, 4), "FP32", 1, 1))
         memory.fetch(requests[-1], GATEWAY)
         contents.append(memory.content)
@@ -132,7 +132,7 @@ def test_batches_that_run_at_once_do_not_share_memory(make_object: MakeObject) -
     for content in contents:
         assert content is not None
         memory.release(content)
-    memory.begin()
+    memory.content = None
     memory.fetch(reading(place(path, 8, 4), "FP32", 1, 1), GATEWAY)
     assert memory.content in contents
 
