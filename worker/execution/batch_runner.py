@@ -300,20 +300,21 @@ class BatchRunner:
         return max(0, end_ns - start_ns) // 1000
 
     def _encode(self, batch: Batch) -> list[tuple[str, bytes]]:
-        requests = dict(zip(batch.positions, batch.requests, strict=True))
-        traced: dict[int, Ending] = {}
-        for at, (position, request) in enumerate(requests.items()):
-            if request.wants_timestamps:
-                traced[position] = Ending(timestamps=batch.timestamps(at))
+        places = {position: at for at, position in enumerate(batch.positions)}
         by_gateway: dict[str, list[tuple[Any, ...]]] = {}
-        for index, (entry, result) in enumerate(zip(batch.message.entries, batch.results, strict=True)):
+        for position, (entry, result) in enumerate(zip(batch.message.entries, batch.results, strict=True)):
             if entry.gateway == NO_REPLY:
                 continue
             rows = by_gateway.get(entry.gateway)
             if rows is None:
                 rows = by_gateway[entry.gateway] = []
+            at = places.get(position)
             if result is None:
                 rows.append(pack_error(entry.key, internal("the request was not run")))
+            elif at is None:
+                rows.append(self._writer.write(entry, None, result))
             else:
-                rows.append(self._writer.write(entry, requests.get(index), result, traced.get(index, LAST)))
+                request = batch.requests[at]
+                ending = Ending(timestamps=batch.timestamps(at)) if request.wants_timestamps else LAST
+                rows.append(self._writer.write(entry, request, result, ending))
         return pack_by_gateway(self._version, by_gateway)

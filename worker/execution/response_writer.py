@@ -106,15 +106,14 @@ class ResponseWriter:
         Outputs get the shapes that clients see. Those that go to a client's memory, and large ones, are copied now, the
         others when the message is packed. `request` is None if it did not run. `result.error` is set where that fails.
         """
-        if result.error is None and request is not None:
+        if request is not None:
             if self._reshaper is not None:
                 self._reshaper.to_client(result)
-            if entry.gateway != NO_REPLY:
-                for output in request.outputs:
-                    if output.region is not None:
-                        self._shared_memory.deliver(request, result)
-                        break
-        error = self.place(entry.gateway, result.outputs) if result.error is None else result.error
+            for output in request.outputs:
+                if output.region is not None and entry.gateway != NO_REPLY:
+                    self._shared_memory.deliver(request, result)
+                    break
+        error = result.error or self.place(entry.gateway, result.outputs)
         if error is not None:
             return pack_error(entry.key, error, *ending)
         return pack_response(entry.key, result.outputs, result.parameters, *ending)
