@@ -83,16 +83,21 @@ def _takes_device(open_model: Callable[..., ArrayFunction]) -> bool:
     return len(given) > 1 and given[1].default is inspect.Parameter.empty
 
 
+def declared_outputs(config: ModelConfig) -> tuple[list[NamedDatatype], list[NamedDatatype]]:
+    """The outputs that a configuration declares, and those that are implicit states."""
+    batching = config.sequence_batching
+    states = () if batching is None else batching.state
+    return (
+        [NamedDatatype(row.name, BY_CONFIG_NAME[row.data_type].name) for row in config.output],
+        [NamedDatatype(row.output_name, BY_CONFIG_NAME[row.data_type].name) for row in states],
+    )
+
+
 class _ArrayModel:
     def __init__(self, function_for: Callable[[InstanceDevice], ArrayFunction], config: ModelConfig) -> None:
         self._function_for = function_for
         self._config = config
-        batching = config.sequence_batching
-        self._outputs = [NamedDatatype(row.name, BY_CONFIG_NAME[row.data_type].name) for row in config.output]
-        self._states = [
-            NamedDatatype(row.output_name, BY_CONFIG_NAME[row.data_type].name)
-            for row in (batching.state if batching is not None else ())
-        ]
+        self._outputs, self._states = declared_outputs(config)
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         names = list(dict.fromkeys([*self._outputs, *self._states]))

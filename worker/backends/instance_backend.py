@@ -17,7 +17,7 @@ from weir.repository.completion import DescribedModel
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, internal
 from weir.schemas.core.requests import InferRequest
-from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES
+from weir.schemas.core.tensors import DATATYPES
 from weir.worker.backend_api.interface import (
     Availability,
     DeviceLost,
@@ -31,7 +31,7 @@ from weir.worker.backend_api.interface import (
     Result,
     installed_version,
 )
-from weir.worker.backends.array import ArrayInstance, checked_output
+from weir.worker.backends.array import ArrayInstance, checked_output, declared_outputs
 from weir.worker.cuda.arrays import DeviceArray, output_tensor
 from weir.worker.cuda.buffers import BatchBuffers, size_of
 from weir.worker.cuda.device_instance import DeviceInstance
@@ -170,12 +170,7 @@ class _LoadedModel:
     def __init__(self, kind: type[InstanceBackend], model: ModelVersion) -> None:
         self._kind = kind
         self._model = model
-        config, batching = model.config, model.config.sequence_batching
-        self._outputs = [NamedDatatype(row.name, BY_CONFIG_NAME[row.data_type].name) for row in config.output]
-        self._states = [
-            NamedDatatype(row.output_name, BY_CONFIG_NAME[row.data_type].name)
-            for row in (batching.state if batching is not None else ())
-        ]
+        self._outputs, self._states = declared_outputs(model.config)
 
     def create_instance(self, device: InstanceDevice) -> Instance:
         config, model, backend = self._model.config, self._model, self._kind()

@@ -99,9 +99,8 @@ class _StatefulInstance:
 
     def execute(self, requests: Sequence[InferRequest], execution: Execution) -> Sequence[Result | None]:
         requests = [self._with_states(request) for request in requests]
-        outcomes = cast(
-            Sequence[Result | None], self._instance.execute(requests, execution)
-        )  # a process has no handles
+        # A process returns no handles.
+        outcomes = cast(Sequence[Result | None], self._instance.execute(requests, execution))
         for outcome in filter(None, outcomes):
             _separate_states(outcome)
         return outcomes
@@ -146,7 +145,8 @@ def _wrapped(model: ModelVersion, inner: Backend, device: InstanceDevice | None 
         "model_directory": str(model.model_directory.resolve()),
         "config": config_to_json(config),
         "settings": dict(model.settings),
-        "device": None if device is None else _device_fields(device),
+        # Without the host policy: the process was started under it.
+        "device": None if device is None else (device.kind, device.device_id, device.name, device.profiles),
         "pinned_bytes": PINNED.total_bytes,
     }
     states = _states(config)
@@ -160,12 +160,6 @@ def _wrapped(model: ModelVersion, inner: Backend, device: InstanceDevice | None 
         sequence_batching=None if states else config.sequence_batching,
     )
     return dataclasses.replace(model, config=wrapper)
-
-
-def _device_fields(device: InstanceDevice) -> dict[str, object]:
-    """The fields that the process needs. The host policy is left out: the process was started under it."""
-    fields = {field.name: getattr(device, field.name) for field in dataclasses.fields(device)}
-    return {name: value for name, value in fields.items() if type(value) in (str, int, tuple)}
 
 
 ISOLATION = "isolation"
@@ -191,16 +185,11 @@ def isolate_if_wanted(backend: AnyBackend, model: ModelVersion) -> AnyBackend | 
     """
     if isinstance(backend, PythonBackend) or model.config.is_ensemble:
         return backend
-    wanted = _isolation_parameter(model.config)
+    wanted = model.config.parameter(ISOLATION)
+    if wanted not in ("", "process", "thread"):
+        raise invalid(
+            f"parameter '{ISOLATION}' of model '{model.name}' must be \"process\" or \"thread\", found '{wanted}'"
+        )
     if wanted == "process" or (not wanted and isinstance(backend, PrefersProcess) and backend.prefers_process(model)):
         return IsolatedBackend(cast(Backend, backend))
     return backend
-
-
-def _isolation_parameter(config: ModelConfig) -> str:
-    wanted = config.parameter(ISOLATION)
-    if wanted not in ("", "process", "thread"):
-        raise invalid(
-            f"parameter '{ISOLATION}' of model '{config.name}' must be \"process\" or \"thread\", found '{wanted}'"
-        )
-    return wanted

@@ -69,10 +69,8 @@ class TritonPythonModel:
         """Loads the model in the inner backend, and creates the instance."""
         outer = json.loads(args["model_config"])
         source = json.loads(outer["parameters"][MODEL_PARAMETER]["string_value"])
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in source["device"].items()
-        }
-        device = InstanceDevice(**fields)
+        kind, device_id, name, profiles = source["device"]
+        device = InstanceDevice(kind, device_id, name, profiles=tuple(profiles))
         PINNED.total_bytes = source["pinned_bytes"]
         self._reader = PayloadReader()
         self._name = source["name"]

@@ -155,7 +155,7 @@ class _PythonInstance:
             execution.input_ready()
             return process.execute(requests, execution)
         except ProcessDied as error:
-            self._supervisor.lost(process, str(error))
+            self._supervisor.ended(process, str(error))
             if execution.has_responded:
                 # The batch can't run again: its clients may have read some of the responses.
                 logger.warning("%s: %s; its open streams fail", self._name, error)
@@ -170,7 +170,7 @@ class _PythonInstance:
 
         def closed(microbatch: ProcessMicrobatch) -> None:
             if microbatch.death:
-                self._supervisor.lost(process, microbatch.death)
+                self._supervisor.ended(process, microbatch.death)
             self._supervisor.release()
 
         try:
@@ -178,7 +178,7 @@ class _PythonInstance:
             return process.start_microbatch(requests, execution, closed)
         except BaseException as error:
             if isinstance(error, ProcessDied):
-                self._supervisor.lost(process, str(error))
+                self._supervisor.ended(process, str(error))
             self._supervisor.release()
             if isinstance(error, ProcessDied):
                 raise InstanceDied(str(error)) from error

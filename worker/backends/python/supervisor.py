@@ -178,7 +178,7 @@ class ProcessSupervisor:
         """Starts the first process. Raises WeirError when the model can't be loaded."""
 
         def load() -> PythonProcess:
-            process = self._new_process(self._ended)
+            process = self._new_process(self.ended)
             process.load(self._limits.start_timeout_s)
             return process
 
@@ -186,7 +186,7 @@ class ProcessSupervisor:
         with self._changed:
             self._install(process)
         if not process.is_running:
-            self._ended(process)  # it ended before it was the current one, so that its own report was ignored
+            self.ended(process)  # it ended before it was the current one, so that its own report was ignored
         if self.check_interval_s:
             WATCHDOG.watch(self)
 
@@ -204,10 +204,6 @@ class ProcessSupervisor:
         self._lease.release()
         if self._successor is not None:
             self._replace()
-
-    def lost(self, process: PythonProcess, reason: str) -> None:
-        """Reports that the acquired process has died."""
-        self._ended(process, reason)
 
     def close(self) -> None:
         """Runs the model's `finalize`, and ends all processes of the instance."""
@@ -281,8 +277,8 @@ class ProcessSupervisor:
         self._health.up(self._key, process.probe)
         self._changed.notify_all()
 
-    def _ended(self, process: PythonProcess, reason: str = "the model's process has died") -> None:
-        """Called when a process has ended: in a thread of the process, or in that of the instance."""
+    def ended(self, process: PythonProcess, reason: str = "the model's process has died") -> None:
+        """Reports that a process has ended. Called in a thread of the process, or in that of the instance."""
         with self._changed:
             if self._is_closed:
                 return
@@ -333,7 +329,7 @@ class ProcessSupervisor:
         """Starts a process and puts it to use; the reason where that fails."""
         process = None
         try:
-            process = self._new_process(self._ended)
+            process = self._new_process(self.ended)
             with self._changed:
                 self._starting = process  # `close` kills it from now on
             process.load(self._limits.start_timeout_s)

@@ -87,7 +87,7 @@ class Supervised:
             only(process.execute([python_request(id)], Collected()))
             return process.pid
         except ProcessDied as death:
-            self.supervisor.lost(process, str(death))
+            self.supervisor.ended(process, str(death))
             raise
         finally:
             self.supervisor.release()
