@@ -190,14 +190,13 @@ class BatchDispatcher:
         self.sequences.forget(name)
         self._direct.forget(name)
 
-    def unload_version(self, served: ServedVersion) -> None:
+    def unload_version(self, served: ServedVersion) -> bool:
         """Implements `ModelHost.unload_version`."""
         arenas = [instance.arena_name for instance in served.instances]
-        try:
-            served.unload(wait_for_readers=True)
-        finally:
-            for name in arenas:
-                self._arenas.pop(name, None)
+        is_unloaded = served.unload(wait_for_readers=True)
+        for name in arenas:
+            self._arenas.pop(name, None)
+        return is_unloaded
 
     # From instances to the bus
 

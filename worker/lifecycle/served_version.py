@@ -234,10 +234,10 @@ class ServedVersion:
         return NotRunReason.CALLING if is_calling else None
 
     @contained()
-    def unload(self, wait_for_readers: bool = False) -> None:
+    def unload(self, wait_for_readers: bool = False) -> bool:
         """Finishes submitted batches and unloads the version; `wait_for_readers` as in `ModelInstance.stop`.
 
-        Does not affect what belongs to a predecessor that still serves.
+        Does not affect what belongs to a predecessor that still serves. Returns whether nothing raised meanwhile.
         """
         foreign = set() if self._predecessor is None else {running.instance for running in self._predecessor._running}
         own: list[AnyInstance] = [running.instance for running in self._running]
@@ -251,3 +251,4 @@ class ServedVersion:
         self.instances.clear()
         self._running.clear()
         self._shared.release()
+        return True

@@ -58,8 +58,8 @@ class ModelHost(Protocol):
     def uninstall(self, name: str) -> None:
         """Rejects batches for the model from now on."""
 
-    def unload_version(self, served: ServedVersion) -> None:
-        """Finishes the batches of the version and unloads it. Blocking."""
+    def unload_version(self, served: ServedVersion) -> bool:
+        """Finishes the batches of the version and unloads it; returns whether that succeeded. Blocking."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,8 +358,8 @@ class ModelTransitions:
         agents: list[AppliedAgents],
     ) -> None:
         for served in versions:
-            await asyncio.to_thread(self._context.host.unload_version, served)
-            if not served.is_succeeded:  # otherwise only some of its instances were unloaded
+            is_unloaded = await asyncio.to_thread(self._context.host.unload_version, served)
+            if is_unloaded and not served.is_succeeded:  # otherwise only some of its instances were unloaded
                 logger.info("successfully unloaded '%s' version %d", model.name, served.model.version)
         if agents:
             await asyncio.to_thread(release_agents, agents)

@@ -194,9 +194,10 @@ class Worker:
     def uninstall(self, name: str) -> None:
         del self.installed[name]
 
-    def unload_version(self, served: Any) -> None:
+    def unload_version(self, served: Any) -> bool:
         assert self.unloads.wait(20)
         self.unloaded.append((served.model.name, served.model.version))
+        return True
 
     def _on_model_change(self, listener: Callable[[str], None]) -> None:
         self.notify = listener

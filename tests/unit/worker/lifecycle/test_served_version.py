@@ -38,6 +38,7 @@ class Backend:
         self.starts_in_parallel = False
         self.creating = threading.Barrier(1)
         self.free_bytes: list[int] = []
+        self.can_not_unload = False
 
     def read_memory(self, gpu: int) -> tuple[int, int]:
         """Raises once no reading is left, as on a GPU that can't be used any more."""
@@ -72,8 +73,9 @@ class Backend:
                 return Running(device.name)
 
             def unload(self) -> None:
+                if outer.living or outer.can_not_unload:
+                    raise RuntimeError("not unloaded")
                 outer.unloads += 1
-                assert outer.living == []
 
         return Loaded()
 
@@ -120,16 +122,23 @@ def test_wanted_instances_are_reused(update: Update, backend: Backend) -> None:
     assert (len(four.instances), len(set(four.instances))) == (4, 4)
     assert four.statistics is two.statistics
     assert two.instances == []
-    two.unload()
+    assert two.unload()
     assert sorted(backend.living) == ["g_0", "g_1", "g_2", "g_3"]
     one = update([{"count": 1, "name": "other"}], four)
     assert one.instances == [first], "a name doesn't matter"
     assert len(four.instances) == 3
-    four.unload()
+    assert four.unload()
     assert backend.living == ["g_0"]
     assert (backend.loads, backend.unloads) == (1, 0)
-    one.unload()
+    assert one.unload()
     assert (backend.living, backend.unloads) == ([], 1)
+
+
+def test_a_version_that_can_not_be_unloaded_has_no_instances_any_more(update: Update, backend: Backend) -> None:
+    version = update([{"count": 2}])
+    backend.can_not_unload = True
+    assert not version.unload()
+    assert (backend.living, version.instances) == ([], [])
 
 
 def test_instances_with_the_same_name_have_different_keys(update: Update, backend: Backend) -> None:
@@ -140,14 +149,14 @@ def test_instances_with_the_same_name_have_different_keys(update: Update, backen
     assert leaving.name == new.name == "g_1"  # type: ignore[union-attr]
     assert leaving.key != new.key  # type: ignore[union-attr]
     assert backend.keys == [instance.key for instance in (again.instances[0], leaving, new)]  # type: ignore[union-attr]
-    two.unload()
-    again.unload()
+    assert two.unload()
+    assert again.unload()
 
 
 def test_instances_stop_at_the_same_time(update: Update, backend: Backend) -> None:
     three = update([{"count": 3}])
     backend.closing = threading.Barrier(3, timeout=20)
-    three.unload()
+    assert three.unload()
     assert (backend.living, backend.unloads) == ([], 1)
 
 
@@ -167,9 +176,9 @@ def test_instances_with_other_settings_are_replaced(update: Update, backend: Bac
     after = update([change], before)
     assert old not in after.instances
     assert before.instances == [old]
-    before.unload()
+    assert before.unload()
     assert backend.living == ["g_0"]
-    after.unload()
+    assert after.unload()
     assert (backend.loads, backend.unloads) == (1, 1)
 
 
@@ -181,7 +190,7 @@ def test_a_gpu_that_fails_after_the_load_leaves_nothing_loaded(update: Update, b
     backend.free_bytes = [90, 50]
     served = update([{"kind": "KIND_GPU", "gpus": [0], "count": 2}])
     assert len(backend.living) == 2
-    served.unload()
+    assert served.unload()
 
 
 def test_a_version_serves_on_after_a_failed_update(update: Update, backend: Backend) -> None:
@@ -201,7 +210,7 @@ def test_a_version_serves_on_after_a_failed_update(update: Update, backend: Back
     update([{"count": 3}], before, takes_over=False).unload()
     assert sorted(backend.living) == ["g_0", "g_1"]
     assert backend.unloads == 0
-    before.unload()
+    assert before.unload()
     assert (backend.living, backend.unloads) == ([], 1)
 
 
@@ -212,7 +221,7 @@ def test_the_model_is_unloaded_after_the_last_instance(update: Update, backend: 
     ending.start()
     ending.join()
     assert (backend.living, backend.unloads) == (["g_1"], 0)
-    before.unload()
+    assert before.unload()
     assert backend.unloads == 1
 
 
@@ -236,7 +245,7 @@ def test_instances_without_sequences_are_numbered_from_zero(update: Update) -> N
     two = update([{"count": 2}])
     assert (two.record.numbers, list(two.record.instance_numbers)) == ((), [0, 1])
     assert [two.instance(number) for number in (-1, 0, 1, 2)] == [None, *two.instances, None]
-    two.unload()
+    assert two.unload()
 
 
 def test_what_keeps_an_instance_from_running_a_batch(update: Update, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +260,7 @@ def test_what_keeps_an_instance_from_running_a_batch(update: Update, monkeypatch
     monkeypatch.setattr(type(second), "held", 1)
     assert two.obstacle(second) is NotRunReason.CALLING
     monkeypatch.undo()
-    two.unload()
+    assert two.unload()
 
 
 def test_instances_start_in_parallel_if_their_backend_allows_it(update: Update, backend: Backend) -> None:
@@ -259,7 +268,7 @@ def test_instances_start_in_parallel_if_their_backend_allows_it(update: Update, 
     backend.creating = threading.Barrier(4)
     served = update([{"count": 4}])
     assert [instance.name for instance in served.instances] == ["g_0", "g_1", "g_2", "g_3"]
-    served.unload()
+    assert served.unload()
 
 
 def test_no_instance_is_left_if_one_of_several_fails_to_start(update: Update, backend: Backend) -> None:
