@@ -79,6 +79,8 @@ class Backend:
         return DescribedModel(rows, [DescribedTensor("y", "TYPE_FP32", [-1, 4])])
 
     def load(self, model):
+        if model.config.parameter("fails") == "oddly":
+            raise KeyError("odd")
         if model.config.parameter("fails"):
             raise invalid(f"{model.settings['greeting']} {model.name} in {model.directory.name}")
         self.config = model.config
@@ -178,6 +180,12 @@ def test_errors_are_as_in_the_worker_itself(backend: Backend, tmp_path: Path) ->
     with pytest.raises(WeirError) as raised, instance(backend, failing):
         pass
     assert (raised.value.code, raised.value.message) == (ErrorCode.INVALID_ARG, "hello m in 1")
+    oddly = model(tmp_path, backend="own", parameters={"fails": "oddly"})
+    with (
+        pytest.raises(WeirError, match=r"^INTERNAL: backend 'own': KeyError: 'odd'\n\nAt:\n  backend.py"),
+        instance(backend, oddly),
+    ):
+        pass
     with pytest.raises(WeirError) as raised:
         backend.describe(failing)
     assert (raised.value.code, raised.value.message) == (ErrorCode.UNAVAILABLE, "not today")
