@@ -23,7 +23,6 @@ from weir.bus.streams.history import ModelHistory
 from weir.calls.traffic.counters import TrafficTotals
 from weir.calls.traffic.observer import VersionObserver
 from weir.calls.traffic.ramp import AbortConditions, RampPolicy, Step, ramp_weights, read_conditions
-from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
 from weir.schemas.wire.history import RAMP, ModelChange, TrafficState
 from weir.schemas.wire.traffic import ABORTED, DONE, RampState, TrafficRecord
@@ -62,7 +61,6 @@ class RampHost:
         for model in list(self._wanted):
             self._end(model)
 
-    @contained()
     def _on_change(self, model: str) -> None:
         record = self._records.get(model)
         ramp = None if record is None else record.ramp

@@ -21,7 +21,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable
 
 import orjson
 from nats.errors import Error as NatsError
@@ -36,7 +36,7 @@ from weir.bus.streams.acked_publisher import AckedPublisher
 from weir.bus.streams.consumers import ConsumerRecord, QueueConsumers
 from weir.durable.api.store import DurableStore
 from weir.durable.consumer.context import ConsumerContext, ConsumerServices
-from weir.durable.consumer.lane_consumer import PRINCIPAL, LaneConsumer
+from weir.durable.consumer.lane_consumer import PRINCIPAL
 from weir.durable.consumer.leased_model import LANES, LeasedModel
 from weir.durable.records.object_bodies import ObjectBodies
 from weir.durable.records.recorder import Recorder, original_lines
@@ -169,13 +169,9 @@ class DurableConsumer:
         lanes = [lane for leased in self._models.values() for lane in leased.lanes.values()]
         for key in keys:
             for lane in lanes:
-                self._note_loss(lane, key, now_ms, reason)
-
-    @contained()
-    def _note_loss(self, lane: LaneConsumer, key: int, now_ms: int, reason: str) -> None:
-        request = lane.runner.find(key)
-        if request is not None:
-            request.lost(now_ms, reason)
+                request = lane.runner.find(key)
+                if request is not None:
+                    request.lost(now_ms, reason)
 
     def _is_busy(self) -> bool:
         if len(self._recorder) or any(leased.running for leased in self._models.values()):
@@ -201,6 +197,7 @@ class DurableConsumer:
                 await self._sweep_once(now_s)
             await next_tick(_TICK_S if self._models else SWEEP_INTERVAL_S)
 
+    @contained()
     async def _sweep_once(self, now_s: float) -> None:
         try:
             await self._sweep(now_s)
@@ -209,7 +206,6 @@ class DurableConsumer:
         except (NatsError, OSError, TimeoutError) as error:
             logger.debug("the durable queues can't be listed: %s: %s", type(error).__name__, error)
 
-    @contained(passes=(NatsError, OSError, TimeoutError))
     async def _sweep(self, now_s: float) -> None:
         state = await self._api.stream_state(subjects.QUEUE_STREAM)
         if state.consumers != self._listed_consumers or now_s - self._listed_s >= LIST_INTERVAL_S:
@@ -218,16 +214,20 @@ class DurableConsumer:
         if state != self._last_state:
             self._found = await self._find_messages() if state.messages else {}
             self._last_state = state
-        if self._misaddressed and await self._misaddressed_messages.move(sorted(self._misaddressed)):
-            self._misaddressed.clear()
-        for lane, model in self._found:
-            await self._check_queue((lane, model), now_s)
+        for subject in sorted(self._misaddressed):
+            await self._for_queue(self._move, subject)
+        for queue in self._found:
+            await self._for_queue(self._check_queue, queue, now_s)
         for key in self._unknown_since_s.keys() - self._found.keys():
             del self._unknown_since_s[key]
         for leased in [leased for leased in self._models.values() if leased.is_unknown]:
-            await self._check_unknown(leased, now_s)
+            await self._for_queue(self._check_unknown, leased, now_s)
 
     @contained(passes=(NatsError, OSError, TimeoutError))
+    async def _for_queue(self, step: Callable[..., Awaitable[None]], *arguments: object) -> None:
+        """Calls a step of a sweep for one queue: an unexpected exception affects none of the others."""
+        await step(*arguments)
+
     async def _check_queue(self, queue: Queue, now_s: float) -> None:
         """Handles a queue in which messages were found."""
         lane, model = queue
@@ -245,11 +245,10 @@ class DurableConsumer:
             del self._known[gone]
         for name in names:
             if name not in self._known:
-                await self._look_up(name)
+                await self._for_queue(self._look_up, name)
         # Those that could not be tracked yet are looked up again by the next sweep.
         self._listed_consumers = len(names) if self._known.keys() >= set(names) else -1
 
-    @contained(passes=(NatsError, OSError, TimeoutError))
     async def _look_up(self, name: str) -> None:
         found = await self._consumers.look_up(name)
         if found is not None and not found.is_unknown:
@@ -260,7 +259,11 @@ class DurableConsumer:
         found: dict[Queue, int] = {}
         for filter in _SUBJECTS:
             for subject, messages in (await self._api.subject_counts(subjects.QUEUE_STREAM, filter)).items():
-                self._count_messages(found, subject, messages)
+                if subjects.canonical(subject) != subject:
+                    self._misaddressed.add(subject)
+                    continue
+                lane, model, _ = subjects.durable_target(subject)
+                found[lane, model] = found.get((lane, model), 0) + messages
         # Each asynchronous request has a subject of its own, so they are not all listed. Those of a model without a
         # consumer, left by a process that died while it acquired the lane, become the oldest ones in time.
         oldest = await self._api.next(subjects.QUEUE_STREAM, subjects.ANY_JOB)
@@ -272,13 +275,9 @@ class DurableConsumer:
             found.setdefault((lane, model), 1)
         return found
 
-    @contained()
-    def _count_messages(self, found: dict[Queue, int], subject: str, messages: int) -> None:
-        if subjects.canonical(subject) != subject:
-            self._misaddressed.add(subject)
-            return
-        lane, model, _ = subjects.durable_target(subject)
-        found[lane, model] = found.get((lane, model), 0) + messages
+    async def _move(self, subject: str) -> None:
+        if await self._misaddressed_messages.move(subject):
+            self._misaddressed.discard(subject)
 
     def _is_unknown(self, queue: Queue, now_s: float) -> bool:
         """Whether the model has had no worker for longer than a worker takes to load it."""
@@ -288,7 +287,6 @@ class DurableConsumer:
         since_s = self._unknown_since_s.setdefault(queue, now_s)
         return now_s - since_s >= UNKNOWN_MODEL_TIMEOUT_MS / 1000
 
-    @contained(passes=(NatsError, OSError, TimeoutError))
     async def _check_unknown(self, leased: LeasedModel, now_s: float) -> None:
         """Releases an unknown model once its queues are empty; keeps it if a worker has it now."""
         if self._catalog.knows(leased.model):
@@ -344,7 +342,6 @@ class DurableConsumer:
         for leased in self._models.values():
             leased.reacquire()
 
-    @contained()
     def _on_cancelled(self, message: Message) -> None:
         with contextlib.suppress(ValueError, KeyError, TypeError):
             cancelled = orjson.loads(message.data)
@@ -372,16 +369,11 @@ class MisaddressedMessages:
         self._publisher = publisher
         self._searched: dict[str, int] = {}  # by subject: the sequence at which the search goes on
 
-    async def move(self, found_subjects: Iterable[str]) -> bool:
-        """Moves the messages on these subjects; False if some are left, for want of room or because the search goes on.
+    async def move(self, subject: str) -> bool:
+        """Moves the messages on a subject; False if some are left, for want of room or because the search goes on.
 
         Raises NatsError, OSError or TimeoutError while the broker is unavailable.
         """
-        moved = [await self._move(subject) for subject in found_subjects]
-        return all(moved)
-
-    @contained(passes=(NatsError, OSError, TimeoutError))
-    async def _move(self, subject: str) -> bool:
         while (found := await self._find(subject)) is not None:
             ack = await self._publisher.store(subjects.canonical(subject), found.data, _moved_headers(found))
             if not ack.is_stored and not ack.is_duplicate:

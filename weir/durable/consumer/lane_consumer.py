@@ -7,8 +7,8 @@ acknowledgement of each message.
                               └─────────────────────────────────▶ recorder ◀──────────────────────────────────────┘
 ```
 
-The pull bounds what is held here; the rest waits in the stream. One callback may handle several requests: an unexpected
-exception in the handling of one of them sends that one to stream DEAD.
+The pull bounds what is held here; the rest waits in the stream. One callback may handle several requests, each by
+`_handle`: an unexpected exception in the handling of one of them sends that one to stream DEAD.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class LaneConsumer:
         consumer = subjects.durable_consumer("batch" if lane is Lane.BATCH else "event", model)
         self.pull = BoundedPull(context.bus, subjects.QUEUE_STREAM, consumer, self._on_message, context.account.fits)
         self.acks = Acknowledger(context.bus, context.api, self._plain_subject, background)
-        self.runner = RequestRunner(context, lane, self._wake, self._register_id, self._resume)
+        self.runner = RequestRunner(context, lane, self._wake, self._register_id, partial(self._handle, self._resume))
+        self._on_ended = partial(self._handle, self._end)
         self._queue = DurableQueue(model, context.weights, context.tenant_limits)
         self._headers = HeaderCache(context.limits)
         self._started_sequence = 0
@@ -156,10 +157,10 @@ class LaneConsumer:
             self._wake()
         now_ms = time.time_ns() // 1_000_000
         for request in self._queue.expired(now_ms):
-            self._expire(request, now_ms)
+            self._handle(self._expire, request, now_ms)
         if self._is_owner:
             for request in self._queue.retry():
-                self._resume(request)
+                self._handle(self._resume, request)
 
     def cancel(self, id: str) -> None:
         """Ends the request with this id, which was cancelled: its record is stored already."""
@@ -192,9 +193,28 @@ class LaneConsumer:
         request = DurableRequest.of(message, delivery, self.lane, (self.model, version), self._on_ended)
         self._queue.receive(request)
         self._wake()
-        self._receive_new(request)
+        self._handle(self._receive_new, request)
 
     @contained(on_error="_on_unexpected_error")
+    def _handle(self, step: Callable[..., None], request: DurableRequest, *arguments: object) -> None:
+        """Calls `step(request, *arguments)`: the way into the steps below, from messages, timers, and other requests."""
+        step(request, *arguments)
+
+    def _on_unexpected_error(
+        self, _error: Exception, _step: Callable[..., None], request: DurableRequest, *_others: object
+    ) -> None:
+        """Dead-letters a request whose handling raised an unexpected exception."""
+        if request.stage is Stage.ENDED:
+            self._finish(request)
+        if request.stage >= Stage.ENDING:
+            return  # the recorder ends it
+        self.runner.cancel(request)
+        if not request.headers.id and request.message.header_block:  # the producer looks the record up by this id
+            request.headers, _ = self._headers.read(request.message.header_block)
+        if request.headers.id:
+            request.name("")
+        self._context.recorder.dead_letter(request, internal(UNEXPECTED))
+
     def _receive_new(self, request: DurableRequest) -> None:
         """Handles a message that is delivered to this owner for the first time."""
         message, delivery = request.message, request.delivery
@@ -217,7 +237,7 @@ class LaneConsumer:
         """Looks up the record of a request that an earlier owner may have started."""
         if request.maybe_started:
             self._peek_id(request)
-            self._context.recorder.resolve(request, partial(self._settled, request))
+            self._context.recorder.resolve(request, partial(self._handle, self._settled, request))
         else:
             self._settled(request)
 
@@ -229,10 +249,12 @@ class LaneConsumer:
 
     def _admit_next(self) -> None:
         while (request := self._queue.admit()) is not None:
-            self._admit(request)
+            self._handle(self._admit, request)
 
     def _after_reading(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
         """Calls `then(request)` once a helper process has parsed the body; at once for a short one."""
+        if request.stage >= Stage.RUNNING:
+            return  # it has ended meanwhile
         codec = codec_of(format_of(request.headers.content_headers))
         job = codec.read_job(request.document(NO_MODEL), self._context)
         if job is None:
@@ -241,16 +263,10 @@ class LaneConsumer:
         try:
             reading = self._context.offload.start(*job)
         except WeirError:  # the helpers have too many jobs; the request can wait
-            asyncio.get_running_loop().call_later(_BUSY_PAUSE_S, self._read_later, request, then)
+            asyncio.get_running_loop().call_later(_BUSY_PAUSE_S, self._handle, self._after_reading, request, then)
             return
-        reading.add_done_callback(partial(self._on_parsed, request, then))
+        reading.add_done_callback(partial(self._handle, self._on_parsed, request, then))
 
-    @contained(on_error="_on_unexpected_error")
-    def _read_later(self, request: DurableRequest, then: Callable[[DurableRequest], None]) -> None:
-        if request.stage < Stage.RUNNING:
-            self._after_reading(request, then)
-
-    @contained(on_error="_on_unexpected_error")
     def _on_parsed(
         self,
         request: DurableRequest,
@@ -294,7 +310,6 @@ class LaneConsumer:
         except WeirError:
             return ""
 
-    @contained(on_error="_on_unexpected_error")
     def _admit(self, request: DurableRequest) -> None:
         if request.stage is not Stage.READ:
             return
@@ -306,7 +321,6 @@ class LaneConsumer:
             self._queue.note_expiry(request)
         self._find_model(request)
 
-    @contained(on_error="_on_unexpected_error")
     def _resume(self, request: DurableRequest) -> None:
         """Continues with a request, unless it has ended meanwhile."""
         if request.stage is Stage.READ:
@@ -325,7 +339,7 @@ class LaneConsumer:
         if not request.is_counted and not self._count(request, served):
             return
         if request.headers.object_name and not request.has_object:
-            self._context.objects.fetch(request.headers.object_name, partial(self._on_object, request))
+            self._context.objects.fetch(request.headers.object_name, partial(self._handle, self._on_object, request))
         elif self._may_run_now(request, served):
             self._make_ready(request)
 
@@ -343,7 +357,6 @@ class LaneConsumer:
             self._context.recorder.fail(request, Outcome.FAILED, error)
         return error is None
 
-    @contained(on_error="_on_unexpected_error")
     def _on_object(self, request: DurableRequest, body: FetchedBody | WeirError) -> None:
         if isinstance(body, FetchedBody):
             if request.stage is not Stage.READ or request.has_object:
@@ -386,10 +399,9 @@ class LaneConsumer:
         now_ms = time.time_ns() // 1_000_000
         resolved: dict[str, ServedModel] = {}
         while may_begin and self.runner.has_room and (request := self._queue.next()) is not None:
-            self._begin(request, now_ms, resolved)
+            self._handle(self._begin, request, now_ms, resolved)
         self._settle_account()
 
-    @contained(on_error="_on_unexpected_error")
     def _begin(self, request: DurableRequest, now_ms: int, resolved: dict[str, ServedModel]) -> None:
         """Starts a request. `resolved` are the versions of the model that were found in this turn of the event loop."""
         if request.attempt_history.is_expired(now_ms):
@@ -433,12 +445,11 @@ class LaneConsumer:
         if self._queue.register(request):
             return True
         request.stage = Stage.READ
-        self._context.recorder.resolve(request, partial(self._admit, request))
+        self._context.recorder.resolve(request, partial(self._handle, self._admit, request))
         return False
 
     # The end of a request
 
-    @contained(on_error="_on_unexpected_error")
     def _expire(self, request: DurableRequest, now_ms: int) -> None:
         decision = self._context.policy.before(now_ms, request.attempt_history)
         if decision is None or decision.outcome is None:
@@ -446,32 +457,16 @@ class LaneConsumer:
         self._peek_id(request)
         self._context.recorder.fail(request, decision.outcome, unavailable(decision.reason))
 
-    def _on_unexpected_error(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
-        """Dead-letters a request whose handling raised an unexpected exception."""
-        if request.stage >= Stage.ENDING:
-            return  # the recorder ends it
-        self.runner.cancel(request)
-        if not request.headers.id:  # not read yet; the producer looks the record up by this id
-            self._read_id(request)
-        if request.headers.id:
-            request.name("")
-        self._context.recorder.dead_letter(request, internal(UNEXPECTED))
-
-    @contained()
-    def _read_id(self, request: DurableRequest) -> None:
-        if request.message.header_block:
-            request.headers, _ = self._headers.read(request.message.header_block)
-
-    @contained(on_error="_finish")
-    def _on_ended(self, request: DurableRequest) -> None:
-        if not self._finish(None, request):
+    def _end(self, request: DurableRequest) -> None:
+        """Acknowledges a request whose record is stored, and goes on with those that have waited for it."""
+        if not self._finish(request):
             return  # the lane was dropped meanwhile
         following = self._queue.sequences.leave(request.sequence, request) if request.sequence else None
         if following is not None and following.stage is Stage.READ:
             self._make_ready(following)
         self._admit_next()
 
-    def _finish(self, _error: Exception | None, request: DurableRequest) -> bool:
+    def _finish(self, request: DurableRequest) -> bool:
         """Acknowledges a request and releases it; False where it was not held."""
         if not self._queue.remove(request):
             return False

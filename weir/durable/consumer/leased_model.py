@@ -98,20 +98,15 @@ class LeasedModel:
                 consumer.drop()
             self._context.counters.forget(self.model)
         for lane, consumer in self.lanes.items():
-            self._tick_lane(lane, consumer, now_s)
+            consumer.tick(now_s)
+            if self.has_lease:
+                self._context.counters.set_oldest(self.model, LANES[lane], consumer.oldest_ms)
+            if not self.has_lease or not consumer.pull.consumer_lost:
+                self._fenced_since_s.pop(lane, None)
+            elif now_s - self._fenced_since_s.setdefault(lane, now_s) > _FENCED_GRACE_S:
+                self._acquire(lane)
         if self.has_lease and self._due and self._task is None:
             self._acquire()
-
-    @contained()
-    def _tick_lane(self, lane: str, consumer: LaneConsumer, now_s: float) -> None:
-        consumer.tick(now_s)
-        if self.has_lease:
-            self._context.counters.set_oldest(self.model, LANES[lane], consumer.oldest_ms)
-        if self.has_lease and consumer.pull.consumer_lost:
-            if now_s - self._fenced_since_s.setdefault(lane, now_s) > _FENCED_GRACE_S:
-                self._acquire(lane)
-        else:
-            self._fenced_since_s.pop(lane, None)
 
     def stop(self) -> None:
         """Starts nothing more."""
@@ -139,18 +134,15 @@ class LeasedModel:
         if self._task is None and not self.is_stopping:
             self._task = self._background.create_task(self._acquire_due())
 
+    @contained()
     async def _acquire_due(self) -> None:
         try:
-            await self._acquire_all_due()
+            while self._due and self.has_lease:
+                await self._acquire_lane(next(iter(self._due)))
         except (NatsError, OSError, TimeoutError) as error:
             logger.debug("the durable queue of %s can't be acquired yet: %s", self.model, error)
         finally:
             self._task = None  # lanes that are still due are tried again by the next tick
-
-    @contained(passes=(NatsError, OSError, TimeoutError))
-    async def _acquire_all_due(self) -> None:
-        while self._due and self.has_lease:
-            await self._acquire_lane(next(iter(self._due)))
 
     async def _acquire_lane(self, lane: str) -> None:
         consumer = self.lanes[lane]

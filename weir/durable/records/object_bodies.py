@@ -62,6 +62,7 @@ class FetchedBody(NamedTuple):
 
 OnBody = Callable[[FetchedBody | WeirError], None]
 OnPut = Callable[[WeirError | None], None]
+OnFailed = Callable[[WeirError], None]
 Work = Callable[[], Awaitable[None]]
 
 
@@ -92,7 +93,7 @@ class ObjectBodies:
         """Reads a body from store `requests`; passes it to `on_body`, or an error (INVALID_ARG: reading it again is of
         no use).
         """
-        self._queue(self._reads, lambda: self._fetch(name, on_body))
+        self._queue(self._reads, lambda: self._fetch(name, on_body), on_body)
 
     def release(self, body: bytes) -> None:
         """Releases the memory of a body that `fetch` passed."""
@@ -100,27 +101,32 @@ class ObjectBodies:
 
     def put(self, name: str, data: bytes, on_put: OnPut) -> None:
         """Writes a response to store `results`; calls `on_put` with None when it is stored, else with an error."""
-        self._queue(self._writes, lambda: self._put(name, data, on_put))
+        self._queue(self._writes, lambda: self._put(name, data, on_put), on_put)
 
     def delete(self, name: str) -> None:
         """Removes a body from store `requests` later."""
-        self._queue(self._writes, lambda: self._delete(name))
+        self._queue(self._writes, lambda: self._delete(name), lambda _error: None)
 
-    def _queue(self, queue: _WorkQueue, work: Work) -> None:
-        queue.waiting.append(work)
+    def _queue(self, queue: _WorkQueue, work: Work, on_failed: OnFailed) -> None:
+        queue.waiting.append((work, on_failed))
         if queue.running < OBJECTS_AT_A_TIME and self._background is not None:
             queue.running += 1
             self._background.create_task(self._work(queue))
 
-    @staticmethod
-    async def _work(queue: _WorkQueue) -> None:
+    async def _work(self, queue: _WorkQueue) -> None:
         try:
             while queue.waiting:
-                await queue.waiting.popleft()()
+                await self._do(*queue.waiting.popleft())
         finally:
             queue.running -= 1
 
-    @contained(on_error="_fetch_failed")
+    @contained(on_error="_failed")
+    async def _do(self, work: Work, on_failed: OnFailed) -> None:
+        await work()
+
+    def _failed(self, _error: Exception, _work: Work, on_failed: OnFailed) -> None:
+        on_failed(internal("unexpected error at an object of a durable request: see the server's log"))
+
     async def _fetch(self, name: str, on_body: OnBody) -> None:
         problem: WeirError = unavailable(f"object '{_shortened(name)}' could not be read")
         async for _ in self._tries():
@@ -136,9 +142,6 @@ class ObjectBodies:
                 return
         if not self._is_stopping:
             on_body(problem)
-
-    def _fetch_failed(self, _error: Exception, name: str, on_body: OnBody) -> None:
-        on_body(internal(f"object '{_shortened(name)}' could not be read: unexpected error, see the server's log"))
 
     async def _tries(self) -> AsyncIterator[None]:
         losses, since_s = -1, 0.0
@@ -188,7 +191,6 @@ class ObjectBodies:
         if self._bus.is_clustered and await has_object(self._bus, _STORE, name):
             raise ConnectionError("the server that replied does not have the object yet")
 
-    @contained(on_error="_put_failed")
     async def _put(self, name: str, data: bytes, on_put: OnPut) -> None:
         async for _ in self._tries():
             try:
@@ -206,10 +208,6 @@ class ObjectBodies:
             )
             on_put(internal("the response could not be stored"))
 
-    def _put_failed(self, _error: Exception, _name: str, _data: bytes, on_put: OnPut) -> None:
-        on_put(internal("the response could not be stored: unexpected error, see the server's log"))
-
-    @contained()
     async def _delete(self, name: str) -> None:
         try:
             await remove_object(self._bus, _STORE, name)
@@ -223,7 +221,7 @@ class _WorkQueue:
     __slots__ = ("running", "waiting")
 
     def __init__(self) -> None:
-        self.waiting: deque[Work] = deque()
+        self.waiting: deque[tuple[Work, OnFailed]] = deque()
         self.running = 0
 
 

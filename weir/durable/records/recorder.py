@@ -110,14 +110,12 @@ class Recorder:
         """Requests that are ending and have no stored record yet."""
         return self._ending
 
-    @contained(on_error="_fail_broken")
     def succeed(self, request: DurableRequest, headers: Headers, body: bytes, version: str) -> None:
         """Ends a request with its response, the last one if there are several."""
         block = self._header_cache.of_success(request, version, headers, time.time_ns() // 1_000_000)
         if block is None or len(block) + len(body) + _SPARE_BYTES > self._bus.max_payload_bytes:
             self._end(request, Outcome.SUCCEEDED, 200, headers, body, version)
             return
-        self._mark_ending(request)
         self._store(request, Outcome.SUCCEEDED, block, body)
 
     @contained(on_error="_record_minimal")
@@ -126,11 +124,12 @@ class Recorder:
         headers, body = encode_error(error, request.format)
         self._end(request, outcome, status or error.http_status, headers, body)
 
-    @contained(on_error="_fail_without_letter")
+    @contained(on_error="_record_minimal")
     def dead_letter(self, request: DurableRequest, error: WeirError) -> None:
         """Copies a request to DEAD, then ends it with the error."""
         self._mark_ending(request)
-        self._dead_letters.add(request, error.message, partial(self._on_dead_lettered, request, error))
+        on_added = partial(self.fail, request, Outcome.DEAD_LETTERED, error)
+        self._dead_letters.add(request, error.message, on_added)
 
     def respond(self, request: DurableRequest, number: int, headers: Headers, body: bytes) -> None:
         """Publishes a response that is not the last one, and stores it under the request's id and this number."""
@@ -155,29 +154,21 @@ class Recorder:
         self._lookup_tasks.add(task)
         task.add_done_callback(self._lookup_tasks.discard)
 
-    # Unexpected exceptions in the methods above
-
-    def _fail_broken(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
-        self.fail(request, Outcome.FAILED, internal("the response could not be recorded"))
-
-    def _fail_without_letter(
-        self, _error: Exception, request: DurableRequest, error: WeirError, *_others: object
-    ) -> None:
-        self.fail(request, Outcome.FAILED, error)
+    # Unexpected exceptions
 
     def _record_minimal(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
         """Records a failure with the fewest possible fields, so that nothing is left that could raise again."""
-        self._mark_ending(request)
         now_ms = time.time_ns() // 1_000_000
         record = TerminalRecord(request.id, request.model, Outcome.FAILED, ended_ms=now_ms, status=500)
         lines = pack_headers([*record.headers(), ("Content-Type", "application/json")])[len(_VERSION_LINE) :]
         self._store(request, Outcome.FAILED, lines, error_body("unexpected error while the request was recorded"))
 
-    def _acknowledge_anyway(
-        self, _error: Exception, request: DurableRequest, outcome: Outcome | None = None, *_others: object
-    ) -> None:
-        if request.stage is not Stage.ENDED:
-            self._acknowledge(request, outcome or Outcome.FAILED)
+    def _on_unexpected_error(self, _error: Exception, request: DurableRequest, *_others: object) -> None:
+        """Ends a request whose record could not be looked up, or that has one but could not be replied to."""
+        if request.stage is Stage.ENDING:
+            self._acknowledge(request, Outcome.DEAD_LETTERED)  # which keeps its object until that expires
+        elif request.stage is not Stage.ENDED:
+            self.fail(request, Outcome.FAILED, internal("the record of the request's id could not be read"))
 
     # Steps
 
@@ -186,14 +177,9 @@ class Recorder:
             request.stage = Stage.ENDING
             self._ending += 1
 
-    @contained(on_error="_fail_without_letter")
-    def _on_dead_lettered(self, request: DurableRequest, error: WeirError) -> None:
-        self.fail(request, Outcome.DEAD_LETTERED, error)
-
     def _end(  # noqa: PLR0913 - the parts of a record
         self, request: DurableRequest, outcome: Outcome, status: int, headers: Headers, body: bytes, version: str = ""
     ) -> None:
-        self._mark_ending(request)
         record = request.record(outcome, status, time.time_ns() // 1_000_000)
         record.version = version
         record.model_digest = _model_digest(request, version)
@@ -210,10 +196,9 @@ class Recorder:
     def _store_large(self, request: DurableRequest, outcome: Outcome, headers_out: Headers, body: bytes) -> None:
         # A second execution writes an object of its own: the record that is final must not lose its object.
         name = f"{token(request.model)}.{token(request.id)}.{request.delivery.sequence}-{time.time_ns():x}"
-
+        self._mark_ending(request)
         self._objects.put(name, body, partial(self._on_put, request, outcome, headers_out, name))
 
-    @contained(on_error="_record_minimal")
     def _on_put(
         self, request: DurableRequest, outcome: Outcome, headers_out: Headers, name: str, error: WeirError | None
     ) -> None:
@@ -228,9 +213,10 @@ class Recorder:
         subject = subjects.result(request.model, request.id)
         ttl_s = request.headers.result_ttl_s
         kept = b"Nats-TTL: %ds\r\n%b" % (ttl_s, lines) if ttl_s else lines
+        self._mark_ending(request)
         self._records.add(subject, kept, body, stored)
 
-    @contained(on_error="_acknowledge_anyway")
+    @contained(on_error="_on_unexpected_error")
     def _on_stored(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes, ack: StoreAck) -> None:
         if ack.is_stored:
             self._finish(request, outcome, lines, body)
@@ -286,7 +272,7 @@ class Recorder:
         name = digest_of(f"{request.model}\0{request.id}\0{copy}".encode(errors="replace"))
         return b"%bNats-Msg-Id: %b\r\n%b" % (_VERSION_LINE, name.encode(), block[len(_VERSION_LINE) :])
 
-    @contained(on_error="_on_lookup_error")
+    @contained(on_error="_on_unexpected_error")
     async def _look_up(
         self,
         request: DurableRequest,
@@ -321,12 +307,6 @@ class Recorder:
         numbers = range(int(text))
         looked_up = [await self._api.last(subjects.RESULT_STREAM, f"{found.subject}.{number}") for number in numbers]
         return [stored for stored in looked_up if stored is not None]
-
-    def _on_lookup_error(self, error: Exception, request: DurableRequest, *_others: object) -> None:
-        if request.stage is Stage.ENDING:  # its id has a record already
-            self._acknowledge_anyway(error, request)
-        elif request.stage is not Stage.ENDED:
-            self.fail(request, Outcome.FAILED, internal("the record of the request's id could not be read"))
 
     def _on_found(self, request: DurableRequest, found: StoredMessage, earlier: Sequence[StoredMessage]) -> None:
         self._mark_ending(request)

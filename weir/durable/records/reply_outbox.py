@@ -136,6 +136,7 @@ class ReplyOutbox:
         elif self._flushing is None:
             self._unflushed.clear()
 
+    @contained()
     async def _flush(self) -> None:
         """Waits until nats-server has processed the published messages; one round trip serves all that were sent by
         then.
@@ -149,18 +150,13 @@ class ReplyOutbox:
                     return
                 for number in numbers:
                     response = self._open.get(number)
-                    if response is not None and response.losses == self._bus.losses:
-                        await self._on_passed_on(number, response)
+                    if response is None or response.losses != self._bus.losses:
+                        continue
+                    # nats-server has passed it on, to subscribers or to a stream, which acknowledges it later.
+                    if not await self._is_stored_by_stream(response.subject):
+                        self._finish(number, response)
         finally:
             self._flushing = None
-
-    @contained()
-    async def _on_passed_on(self, number: int, response: _Reply) -> None:
-        """Handles a response that nats-server has passed on, to subscribers or to a stream, which acknowledges it
-        later.
-        """
-        if not await self._is_stored_by_stream(response.subject):
-            self._finish(number, response)
 
     async def _is_stored_by_stream(self, subject: str) -> bool:
         """Whether a stream stores messages on `subject`; True while that is unknown, until the next attempt."""
@@ -188,11 +184,8 @@ class ReplyOutbox:
         text = message.subject.rpartition(".")[2]
         number = int(text) if text.isascii() and text.isdigit() else 0
         response = self._open.get(number)
-        if response is not None:
-            self._on_reply_status(number, response, message)
-
-    @contained()
-    def _on_reply_status(self, number: int, response: _Reply, message: Message) -> None:
+        if response is None:
+            return
         now_s = time.monotonic()
         if message.status == "503":
             retry_until_s = max(response.retry_until_s, self._reconnected_s + SUBSCRIBER_TIMEOUT_S)

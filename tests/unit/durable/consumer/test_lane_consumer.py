@@ -6,6 +6,7 @@ import gc
 import random
 import time
 from collections.abc import Callable
+from inspect import isfunction
 from typing import Any
 
 import pytest
@@ -13,14 +14,47 @@ import pytest
 from tests.support.gateway.durable_lane import OneLane, answer_with_input, body_of, one_lane
 from tests.support.waiting import eventually
 from weir.bus.nats.jetstream import StoredMessage
+from weir.durable.consumer.lane_consumer import LaneConsumer
+from weir.durable.consumer.runner import RequestRunner
+from weir.durable.records.recorder import Recorder
 from weir.durable.requests.request import DurableRequest
-from weir.runtime.containment import SITES, Site, failures
+from weir.runtime.containment import SITES, failures
 from weir.schemas.core.errors import unavailable
 from weir.schemas.core.requests import InferResponse
 
 FAULTY = "faulty"
-PACKAGES = ("weir.durable.consumer.lane_consumer:", "weir.durable.consumer.runner:", "weir.durable.records.recorder:")
-CALLBACKS = sorted(name for name in SITES if name.startswith(PACKAGES))
+
+LAST_RESORTS = {
+    "_on_unexpected_error",
+    "_record_minimal",
+    "fail_unexpected",
+    "cancel",
+    "release_object",
+    "_mark_ending",
+    "_store",
+    "_acknowledge",
+    "_finish",
+}
+"""What ends a request after an exception, and so must not raise itself."""
+
+STEPS = [
+    (owner, name)
+    for owner in (LaneConsumer, RequestRunner, Recorder)
+    for name, step in vars(owner).items()
+    if isfunction(step) and "DurableRequest" in step.__annotations__.values() and name not in LAST_RESORTS
+]
+"""The functions that handle a request, whoever calls them."""
+
+
+def replace_step(
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replaces a step; within what contains its exceptions, if it is an entry point."""
+    site = SITES.get(f"{owner.__module__}:{owner.__qualname__}.{name}")
+    if site is None:
+        monkeypatch.setattr(owner, name, wrap(vars(owner)[name]))
+    else:
+        monkeypatch.setattr(site, "function", wrap(site.function))
 
 
 async def test_requests_are_answered_recorded_and_acknowledged() -> None:
@@ -35,19 +69,15 @@ def concerns_faulty(*arguments: Any) -> bool:
     return any(isinstance(argument, DurableRequest) and argument.headers.id == FAULTY for argument in arguments)
 
 
-def faulty(site: Site) -> Callable[..., Any]:
-    """The site's function, which raises for one request."""
-    function = site.function
+def faulty(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises for one request."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         if concerns_faulty(*arguments):
             raise RuntimeError("raised by the test")
         return function(*arguments, **named)
 
-    async def call_async(*arguments: Any, **named: Any) -> Any:
-        return call(*arguments, **named) if concerns_faulty(*arguments) else await function(*arguments, **named)
-
-    return call_async if "settle" in site.name else call
+    return call
 
 
 async def ask_everything(lane: OneLane) -> None:
@@ -80,14 +110,15 @@ async def ask_everything(lane: OneLane) -> None:
     assert set((await lane.settled("before", "after")).values()) == {"succeeded"}
 
 
-def test_there_are_callbacks() -> None:
-    assert len(CALLBACKS) > 10
+def test_there_are_steps() -> None:
+    assert len(STEPS) > 25
 
 
-@pytest.mark.parametrize("name", CALLBACKS)
-async def test_an_exception_ends_one_request_and_no_other(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    site = SITES[name]
-    monkeypatch.setattr(site, "function", faulty(site))
+@pytest.mark.parametrize(("owner", "name"), STEPS)
+async def test_an_exception_ends_one_request_and_no_other(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_step(monkeypatch, owner, name, faulty)
     async with one_lane() as lane:
         await ask_everything(lane)  # all are acknowledged, the faulty one as well
         assert not len(lane.recorder)

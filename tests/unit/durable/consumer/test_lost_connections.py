@@ -13,7 +13,7 @@ import nats
 import pytest
 
 from tests.support.gateway.durable_lane import SERVED, Model, body_of
-from tests.unit.durable.consumer.test_lane_consumer import CALLBACKS
+from tests.unit.durable.consumer.test_lane_consumer import STEPS, replace_step
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
@@ -22,7 +22,6 @@ from weir.durable.api.store import DurableStore
 from weir.durable.consumer.consumer import DurableConsumer
 from weir.durable.requests.request import DurableRequest
 from weir.durable.settings import QueueSettings
-from weir.runtime.containment import SITES
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import Offload
 from weir.schemas.core.request_limits import DEFAULT_LIMITS
@@ -139,12 +138,12 @@ async def test_a_healthy_request_is_recorded_soon_whenever_the_connection_is_los
 
             return call
 
-        for name in CALLBACKS:
+        for owner, name in STEPS:
             hit = ""
             with monkeypatch.context() as patched:
-                patched.setattr(SITES[name], "function", losing(SITES[name].function))
+                replace_step(patched, owner, name, losing)
                 store = await to.jetstream.object_store(subjects.REQUEST_OBJECTS)
-                body = name.rpartition(".")[2]
+                body = f"{owner.__name__}.{name}"
                 await store.put(body, body_of(1))
                 unlucky = await to.ask(b"", Weir_Object=body, Weir_Reply_To="orders.answers")
                 await to.check_healthy(unlucky)

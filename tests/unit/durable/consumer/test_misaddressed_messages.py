@@ -47,13 +47,13 @@ def stray_messages_of(queue: Queue) -> MisaddressedMessages:
 
 async def test_a_model_in_other_letters_is_moved() -> None:
     queue = Queue(b"event.f=61st", b"event.fast")
-    assert await stray_messages_of(queue).move(["event.f=61st"])
+    assert await stray_messages_of(queue).move("event.f=61st")
     assert queue.subjects == [b"event.fast", b"event.fast"]
 
 
 async def test_a_subject_that_is_not_utf8_is_searched_for_and_moved() -> None:
     queue = Queue(b"event.fast", b"event.\xff", b"event.fast", b"event.a.v1", b"event.\xfe")
-    assert await stray_messages_of(queue).move(["event.\ufffd"])
+    assert await stray_messages_of(queue).move("event.\ufffd")
     assert queue.subjects == [b"event.=EF=BF=BD", b"event.=EF=BF=BD", b"event.a.v1", b"event.fast", b"event.fast"]
 
 
@@ -61,6 +61,6 @@ async def test_a_long_search_goes_on_later(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(stray_messages, "_MAX_LOOKS", 4)
     queue = Queue(*[b"event.fast"] * 10, b"event.\xff")
     found_subjects = stray_messages_of(queue)
-    assert [await found_subjects.move(["event.\ufffd"]) for _ in range(3)] == [False, False, True]
+    assert [await found_subjects.move("event.\ufffd") for _ in range(3)] == [False, False, True]
     assert b"event.\xff" not in queue.subjects
     assert queue.looks < 30
