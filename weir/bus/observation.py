@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus, Message
-from weir.runtime.containment import call_each, contained
+from weir.runtime.containment import call_each
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.observation import (
     MAX_REPORTS,
@@ -204,14 +204,12 @@ class Observed:
         if rows and self._bus.is_connected:
             self._bus.publish(subjects.observed(observer), pack_reports(rows))
 
-    @contained()
     def _flush_all(self) -> None:
         for observer in self._waiting:
             self._flush(observer)
         self._waiting.clear()
         self._waiting_bytes.clear()
 
-    @contained()
     def _on_request(self, message: Message) -> None:
         try:
             request = ObserveRequest.unpack(message.data)

@@ -20,7 +20,7 @@ from weir.http_server.connection_cap import IDLE_S, ConnectionCap, principal_of
 from weir.http_server.connection_memory import ConnectionMemory, no_memory
 from weir.http_server.read_turns import ReadTurns
 from weir.http_server.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
-from weir.runtime.containment import contained, report
+from weir.runtime.containment import report
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError, internal, invalid, overloaded
 from weir.schemas.core.names import routed_path
@@ -339,7 +339,6 @@ class HttpConnection(asyncio.Protocol):
         reader = BodyReader(self, exchange, len(space), self._end_direct_body)
         exchange_protocol(self.transport, reader, self._is_read_paused)
 
-    @contained(on_error="_direct_body_failed")
     def _end_direct_body(self) -> None:
         """The body that a `BodyReader` has received is complete: what follows is the head of the next request."""
         # The parser has not seen the end of the body, so the next request gets another one.
@@ -347,9 +346,6 @@ class HttpConnection(asyncio.Protocol):
         exchange_protocol(self.transport, self, self._is_read_paused)
         self._idle_since_s = self.loop.time()
         self.on_message_complete()
-
-    def _direct_body_failed(self, _error: Exception) -> None:
-        self.transport.abort()
 
     def _charge_head(self, size: int) -> None:
         """Charges what has arrived of a head that is not complete. `size` is that of the last piece.

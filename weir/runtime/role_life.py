@@ -12,6 +12,7 @@ from typing import Any
 import uvloop
 
 from weir.runtime import loop_lag
+from weir.runtime.containment import report
 from weir.runtime.limits.open_files import raise_open_files
 from weir.runtime.process_memory import keep_freed_memory
 from weir.runtime.processors import finish_before_woken
@@ -41,6 +42,7 @@ async def _run(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any,
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
+    loop.set_exception_handler(_contain)
     loop_lag.ROLE.start(loop)
     try:
         async with asyncio.TaskGroup() as background:
@@ -49,6 +51,15 @@ async def _run(role: Callable[[asyncio.Event, asyncio.TaskGroup], Coroutine[Any,
     finally:
         loop_lag.ROLE.stop()
     return status
+
+
+def _contain(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Counts and logs what a timer or another callback has raised, or a connection, which the loop has closed."""
+    error = context.get("exception")
+    if isinstance(error, Exception) and ("handle" in context or "protocol" in context):
+        report("weir.runtime.role_life: a callback of the event loop", error)
+    else:
+        loop.default_exception_handler(context)
 
 
 _ROUND_S = 0.2

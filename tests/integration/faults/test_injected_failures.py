@@ -37,7 +37,7 @@ from tests.support.waiting import wait_until
 ROUND_TIMEOUT_S = 15.0
 """In which every request of a round must have ended, one way or the other."""
 
-OF_JOBS = "jobs."
+OF_JOBS = "weir.jobs."
 
 WIDE = ("weir.scheduler.service.service:", "weir.calls.outbox:")
 """Sites here serve several requests by nature: the queue of one model, or what one frame carries."""

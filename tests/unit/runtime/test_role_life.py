@@ -54,3 +54,27 @@ def test_a_crash_of_native_code_leaves_the_stacks_of_the_threads() -> None:
     ended = subprocess.run([sys.executable, "-c", _CRASHING_ROLE], capture_output=True, text=True, timeout=60)
     assert ended.returncode == -11
     assert "in crash_in_native_code" in ended.stderr
+
+
+_ROLE_WHOSE_TIMER_RAISES = """
+import asyncio
+from weir.runtime.containment import failures
+from weir.runtime.role_life import run_role
+
+async def role(stop, background):
+    loop = asyncio.get_running_loop()
+    loop.call_later(0, int, "no number")
+    loop.call_later(0.01, stop.set)
+    await stop.wait()
+    print(failures())
+    return 0
+
+raise SystemExit(run_role(role))
+"""
+
+
+def test_a_timer_that_raises_is_counted_and_logged_and_others_go_on() -> None:
+    command = [sys.executable, "-c", _ROLE_WHOSE_TIMER_RAISES]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "{'weir.runtime.role_life: a callback of the event loop': 1}\n")
+    assert "ValueError" in ended.stderr

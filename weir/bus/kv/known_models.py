@@ -20,7 +20,6 @@ from weir.bus.kv.typed_bucket import MAX_RECORDS, TypedBucket
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus
 from weir.bus.streams.declarations import Bucket
-from weir.runtime.containment import contained
 from weir.schemas.wire.registry import ModelRecord
 
 logger = logging.getLogger("weir.bus")
@@ -80,7 +79,6 @@ class KnownModels(TypedBucket[ModelRecord]):
 
         desired.on_change(on_desired)
 
-    @contained()
     async def _try_to_forget(self, name: str) -> None:
         try:
             await self.forget(name)

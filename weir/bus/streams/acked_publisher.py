@@ -197,7 +197,6 @@ class AckedPublisher:
     def _stalled_after_s(self) -> float:
         return _CLUSTER_STALLED_S if self._bus.is_clustered else _STALLED_S
 
-    @contained()
     def _check_stall(self) -> None:
         """Looks for messages without an acknowledgement, one for each stream, while there are any."""
         self._stall_check = None

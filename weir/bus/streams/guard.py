@@ -186,11 +186,14 @@ class StreamGuard:
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._background is not None  # noqa: S101 - set by `start`
-        task = self._background.create_task(work)
+        task = self._background.create_task(self._contain(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     @contained()
+    async def _contain(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
+
     async def _restore_soon(self) -> None:
         try:
             while self._is_missing and self._bus.is_connected:  # else the next reconnection restores it
@@ -213,7 +216,6 @@ class StreamGuard:
         for name in self._wanted:
             await self._check(name)
 
-    @contained()
     async def _check(self, name: str) -> None:
         try:
             found = await self._config_of(name)

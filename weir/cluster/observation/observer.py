@@ -13,7 +13,6 @@ from typing import NamedTuple
 from weir.bus.naming import subjects
 from weir.bus.nats.connection import Bus, Message
 from weir.cluster.observation.store import MAX_BYTES, BatchPage, ObservedRequest, ObservedStore
-from weir.runtime.containment import contained
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.observation import LEASE_S, MAX_ID_LENGTH, MAX_IDS, ObserveRequest, TraceReport, unpack_reports
 
@@ -103,7 +102,6 @@ class Observation:
         # Models that are watched in one turn are asked for together.
         self._renewal = asyncio.get_running_loop().call_soon(self._renew)
 
-    @contained()
     def _renew(self) -> None:
         """Repeats the requests of what is still wanted, and ends the others."""
         now_s = time.monotonic()
@@ -134,7 +132,6 @@ class Observation:
         if self._bus.is_connected:
             self._bus.publish(subjects.OBSERVE, request.pack())
 
-    @contained()
     def _on_report(self, message: Message) -> None:
         try:
             reports = unpack_reports(message.data)

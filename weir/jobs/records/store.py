@@ -48,7 +48,6 @@ class JobStore:
         self._publisher = publisher
         self._entries: dict[str, JobEntry] = {}
         self._progress: dict[str, JobProgress] = {}
-        self._failed: dict[str, bytes] = {}
         self._entry_view = KvView(bus, subjects.JOBS_BUCKET, self._take, self._forget, "*")
         self._progress_view = KvView(bus, subjects.JOBS_BUCKET, self._take, lambda _key: None, f"*{_PROGRESS}")
         self._listeners: list[Callable[[str], None]] = []
@@ -177,9 +176,7 @@ class JobStore:
         if len(self._entries) >= MAX_JOBS:
             raise unavailable(f"there are {MAX_JOBS} jobs that have not ended")
 
-    @contained(on_error="_take_failed")
     def _take(self, key: str, value: bytes) -> None:
-        self._failed.pop(key, None)
         try:
             if key.endswith(_PROGRESS):
                 self._take_progress(key.removesuffix(_PROGRESS), JobProgress.unpack(value))
@@ -191,15 +188,6 @@ class JobStore:
         except ValueError as error:
             self.malformed += 1
             logger.warning("ignored a malformed entry of bucket jobs: %s", error)
-
-    def _take_failed(self, _error: Exception, key: str, value: bytes) -> None:
-        """Handles a value again after a pause, unless a later one arrived: it may be the last one that is written."""
-        self._failed[key] = value
-        asyncio.get_running_loop().call_later(_RETRY_S, self._take_again, key, value)
-
-    def _take_again(self, key: str, value: bytes) -> None:
-        if self._failed.get(key) is value:
-            self._take(key, value)
 
     def _take_entry(self, entry: JobEntry) -> None:
         if self._entries.get(entry.id) != entry and (entry.id in self._entries or len(self._entries) < 2 * MAX_JOBS):
@@ -217,6 +205,11 @@ class JobStore:
         if self._entries.pop(id, None) is not None:
             self._changed(id)
 
+    @contained(on_error="_change_failed")
     def _changed(self, id: str) -> None:
         for listener in self._listeners:
             listener(id)
+
+    def _change_failed(self, _error: Exception, id: str) -> None:
+        """Reports a change again after a pause: without it, a job that should run would stand still."""
+        asyncio.get_running_loop().call_later(_RETRY_S, self._changed, id)

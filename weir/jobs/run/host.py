@@ -37,7 +37,6 @@ ms, with the default later than 8 to 12 ms; the thread gets a tenth less done.
 """
 
 _FINAL_REPORT_S = 5.0
-_RETRY_S = 1.0
 
 
 class JobHost:
@@ -88,7 +87,6 @@ class JobHost:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    @contained(on_error="_retry_change")
     def _on_change(self, id: str) -> None:
         """Applies a change of a job's entry or progress to the run of the job, if it runs here."""
         run, job = self._runs.get(id), self._store.find(id)
@@ -105,11 +103,6 @@ class JobHost:
             self._turns[id] = turn
         if self._store.opened.is_set():
             self._choose()
-
-    def _retry_change(self, _error: Exception, id: str) -> None:
-        """Handles a change again that raised an exception: without it, a job that should run would stand still."""
-        if not self._is_stopping:
-            asyncio.get_running_loop().call_later(_RETRY_S, self._on_change, id)
 
     def _choose(self) -> None:
         """Requests the leases of the jobs whose turn it is, and releases all others. Does nothing once the host stops."""
@@ -154,7 +147,6 @@ class JobHost:
             progress = replace(job.progress, round=job.entry.round)
             self._store.write_progress(id, progress.ended(JobState.FAILED, INTERNAL_ERROR))
 
-    @contained()
     def _lose(self, id: str) -> None:
         if id in self._runs:
             logger.warning("job %s: its lease was lost; another process continues it", id)
@@ -162,7 +154,7 @@ class JobHost:
 
     async def _run(self, id: str, run: JobRun) -> None:
         try:
-            await self._run_to_its_end(run)
+            await run.run()
         finally:
             del self._runs[id], self._tasks[id]
             if not self._runs:
@@ -178,10 +170,6 @@ class JobHost:
         self._choose()
         if self._leases.holds(_lease(id)):
             self._begin(id)  # a client has changed what it wants of the job meanwhile
-
-    @contained()
-    async def _run_to_its_end(self, run: JobRun) -> None:
-        await run.run()
 
 
 def _lease(id: str) -> str:

@@ -254,12 +254,10 @@ class JobRun:
         if self._stopped.is_set():
             self._stop_runner()
         rate = ProgressRate()
-        ticking = self._loop.create_task(self._tick(runner, counts, rate, limits_failures))
+        self._tick(runner, counts, rate, limits_failures)
         try:
             await runner.run()
         finally:
-            ticking.cancel()
-            await asyncio.wait((ticking,))
             self._runner = None
             self._first_failure = self._first_failure or runner.first_failure
             done, failed = counts()
@@ -269,20 +267,18 @@ class JobRun:
             self._check_failures(runner.plan.is_done)
         return runner.plan.is_done
 
-    async def _tick(self, runner: ItemRunner, counts: Counts, rate: ProgressRate, limits_failures: bool) -> None:
-        while True:
-            self._report_progress(runner, counts, rate)
-            if limits_failures and self._has_too_many_failures():
-                runner.cancel()
-            await asyncio.sleep(REPORT_INTERVAL_S)
-
-    @contained()
-    def _report_progress(self, runner: ItemRunner, counts: Counts, rate: ProgressRate) -> None:
+    def _tick(self, runner: ItemRunner, counts: Counts, rate: ProgressRate, limits_failures: bool) -> None:
+        """Reports the progress now and periodically, and ends the job if too many items fail, while the runner runs."""
+        if self._runner is not runner:
+            return
+        self._loop.call_later(REPORT_INTERVAL_S, self._tick, runner, counts, rate, limits_failures)
         done, failed = counts()
         rate.note(self._loop.time(), runner.done)
         left = max(0, self.progress.total - done) if self.progress.total >= 0 else -1
         note = runner.note if runner.is_waiting else ""
         self._note(done=done, failed=failed, rate=rate.rate, left_s=rate.left_s(left), note=note)
+        if limits_failures and self._has_too_many_failures():
+            runner.cancel()
 
     def _has_too_many_failures(self) -> bool:
         most, failed = self._job.entry.spec.max_failures, self.progress.failed

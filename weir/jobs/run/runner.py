@@ -192,31 +192,26 @@ class ItemRunner:
         return size_of(item)
 
     def _submit_broken(self, _error: Exception, number: int) -> int:
-        self._settle_broken(_error, number)
-        return 0
-
-    def _settle_broken(self, _error: Exception, number: int, *_others: object) -> None:
-        """Fails one item whose handling raised an unexpected exception."""
+        """Fails one item that could not be submitted because of an unexpected exception."""
         pending = self._pending.pop(number, None)
         if pending is not None:
             self._inference.cancel(pending)
         if number in self._items:
             self._settle(number, internal("unexpected error while the item was handled: see the server's log"))
+        return 0
 
-    @contained(on_error="_settle_broken")
     def _on_response(self, number: int, outcome: InferResponse | WeirError | None, is_final: bool) -> None:
-        if number not in self._pending:
+        pending = self._pending.get(number)
+        if pending is None:
             return  # it was cancelled
+        now_s = self._loop.time()
         if not is_final:
-            self._inference.cancel(self._pending.pop(number))
+            self._inference.cancel(pending)
             self._settle(
                 number, internal("the model returned more than one response; an item of a job may have one only")
             )
-            return
-        request = self._pending.pop(number).request
-        now_s = self._loop.time()
-        if isinstance(outcome, WeirError):
-            kind = failure_kind(outcome, request)
+        elif isinstance(outcome, WeirError):
+            kind = failure_kind(outcome, pending.request)
             if kind is FailureKind.SERVER:
                 self.note = outcome.message
                 self.plan.pause(now_s, number)
@@ -224,6 +219,8 @@ class ItemRunner:
                 self._settle(number, outcome)
         else:
             self._settle(number, outcome or internal("the model returned no response"))
+        # Not before: an exception above has this called once more, with an internal error.
+        del self._pending[number]
         self._wake.set()
 
     def _settle(self, number: int, outcome: InferResponse | WeirError) -> None:
