@@ -68,7 +68,7 @@ class JobHost:
         if self._uploads is not None:
             await self._sweep(self._uploads)
 
-    @contained(passes=(OSError,))
+    @contained()
     async def _sweep(self, uploads: Uploads) -> None:
         with contextlib.suppress(OSError):
             await asyncio.to_thread(uploads.sweep, {job.id for job in self._store.all()})
