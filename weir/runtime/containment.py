@@ -5,8 +5,8 @@ carries several pipelined requests, a turn of the scheduler dispatches all model
 that belongs to one request would take the others with it, and often their connection, the task group, and the role.
 
 So the function that does one request's part is marked with `contained`: where the part comes in, not what it calls then.
-Callbacks of messages, listeners (`call_each`), and timers of a role (`weir.runtime.role_life`) need no mark. When the function
-raises, then
+Callbacks of messages, listeners (`call_each`), and timers of a role (`weir.runtime.role_life`) need no mark. If it raises,
+then
 
 1. it is counted for `failures()`, which is the metric `weir_contained_failures_total`, and its traceback is logged, at
    most once a second for each site, unless the function of step 2 does so (`is_logged=False`);
