@@ -16,7 +16,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import count
 
@@ -87,6 +87,7 @@ class _Unacked(msgspec.Struct, eq=False, gc=False):
     header_block: bytes
     on_stored: OnStored
     on_stalled: OnStalled | None
+    since_s: float  # its stream should have stored it, if that stores anything
     sent_s: float = 0.0
     is_stored: bool = False
 
@@ -109,8 +110,6 @@ class AckedPublisher:
         self._unacked: dict[int, _Unacked] = {}
         self._losses = bus.losses
         self._watcher: asyncio.Task[None] | None = None
-        self._stall_check: asyncio.Handle | None = None
-        self._background: asyncio.TaskGroup | None = None
         self.stalled: set[str] = set()
 
     async def start(self, background: asyncio.TaskGroup) -> None:
@@ -118,15 +117,11 @@ class AckedPublisher:
         await self._bus.subscribe(f"{self._acks}.*", self._on_ack)
         self._bus.on_reconnect(self._resend_all)
         self._watcher = background.create_task(self._watch())
-        self._background = background
 
     def stop(self) -> None:
         """Publishes no message again from now on."""
         if self._watcher is not None:
             self._watcher.cancel()
-        self._background = None
-        if self._stall_check is not None:
-            self._stall_check.cancel()
 
     def __len__(self) -> int:
         """The number of messages without an acknowledgement."""
@@ -145,10 +140,9 @@ class AckedPublisher:
         `on_stalled` is called if its stream turns out to be stalled meanwhile. The message is sent again nevertheless.
         """
         number = next(self._numbers)
-        unacked = _Unacked(subject, data, header_block, on_stored, on_stalled)
+        unacked = _Unacked(subject, data, header_block, on_stored, on_stalled, time.monotonic())
         self._unacked[number] = unacked
         self._send(number, unacked)
-        self._check_stall_later()
 
     async def store(self, subject: str, data: bytes, header_block: bytes = b"") -> StoreAck:
         """Stores a message and returns the result."""
@@ -185,46 +179,25 @@ class AckedPublisher:
     def _again(self, number: int) -> None:
         unacked = self._unacked.get(number)
         if unacked is not None:
+            unacked.since_s = time.monotonic()
             self._send(number, unacked)
 
     async def _resend_all(self) -> None:
         if self._bus.is_connected:
             self._losses = self._bus.losses
         for number, unacked in list(self._unacked.items()):
+            unacked.since_s = time.monotonic()
             self._send(number, unacked)
 
-    @property
-    def _stalled_after_s(self) -> float:
-        return _CLUSTER_STALLED_S if self._bus.is_clustered else _STALLED_S
-
-    def _check_stall(self) -> None:
-        """Looks for messages without an acknowledgement, one for each stream, while there are any."""
-        self._stall_check = None
-        if self._background is None or not self._unacked:
-            return
-        late_s = time.monotonic() - self._stalled_after_s
-        first_s = min(unacked.sent_s for unacked in self._unacked.values())
-        late: dict[str, _Unacked] = {}
-        for unacked in self._unacked.values() if first_s <= late_s else ():
-            if unacked.sent_s <= late_s and (stream := unacked.stream) not in {"", *self.stalled}:
-                late.setdefault(stream, unacked)
-        if late and self._bus.is_connected and self._losses == self._bus.losses:
-            self._background.create_task(self._examine(list(late.values())))
-        else:
-            self._check_stall_later(max(first_s - late_s, 0.1))
-
-    async def _examine(self, late: list[_Unacked]) -> None:
+    async def _examine(self, late: Iterable[_Unacked]) -> None:
         """Asks the streams of these messages for their state: those that tell it and have not acknowledged are stalled."""
-        try:
-            for unacked in late:
-                sent_s = unacked.sent_s
-                with suppress(NatsError, OSError, TimeoutError):
-                    await self._bus.jetstream.stream_state(unacked.stream)
-                    await asyncio.sleep(_GRACE_S)
-                    if not unacked.is_stored and unacked.sent_s == sent_s:
-                        self._stall(unacked.stream)
-        finally:
-            self._check_stall_later()
+        for unacked in late:
+            since_s = unacked.since_s
+            with suppress(NatsError, OSError, TimeoutError):
+                await self._bus.jetstream.stream_state(unacked.stream)
+                await asyncio.sleep(_GRACE_S)
+                if not unacked.is_stored and unacked.since_s == since_s:
+                    self._stall(unacked.stream)
 
     def _stall(self, stream: str) -> None:
         self.stalled.add(stream)
@@ -237,19 +210,20 @@ class AckedPublisher:
             if unacked.on_stalled is not None and unacked.stream == stream:
                 unacked.on_stalled()
 
-    def _check_stall_later(self, delay_s: float | None = None) -> None:
-        if self._stall_check is None:
-            delay_s = self._stalled_after_s if delay_s is None else delay_s
-            self._stall_check = asyncio.get_running_loop().call_later(delay_s, self._check_stall)
-
     async def _watch(self) -> None:
         while True:
             await next_tick(_CHECK_INTERVAL_S)
-            late_s = time.monotonic() - (_CLUSTER_ACK_TIMEOUT_S if self._bus.is_clustered else _ACK_TIMEOUT_S)
+            now_s, is_clustered = time.monotonic(), self._bus.is_clustered
+            late_s = now_s - (_CLUSTER_ACK_TIMEOUT_S if is_clustered else _ACK_TIMEOUT_S)
+            stalled_s = now_s - (_CLUSTER_STALLED_S if is_clustered else _STALLED_S)
+            late: dict[str, _Unacked] = {}  # one for each stream
             for number, unacked in list(self._unacked.items()):
-                if unacked.sent_s > late_s:
-                    break  # in order, except messages that were sent again
-                self._send(number, unacked)
+                if unacked.since_s <= stalled_s and (stream := unacked.stream) not in {"", *self.stalled}:
+                    late.setdefault(stream, unacked)
+                if unacked.sent_s <= late_s:
+                    self._send(number, unacked)
+            if late and self._bus.is_connected and self._losses == self._bus.losses:
+                await self._examine(late.values())
 
 
 def read_ack(data: bytes) -> StoreAck:
