@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from weir.bus.nats.connection import BROKER_ERRORS
 from weir.calls.catalog import Catalog
 from weir.calls.inference.call import read_request
-from weir.durable.api.acceptance import BROKER_ERRORS
 from weir.durable.api.async_requests import AsyncRequests
 from weir.durable.api.errors import broker_unavailable, reject_region
 from weir.durable.api.options import AsyncRequestOptions

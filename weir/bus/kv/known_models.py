@@ -11,14 +11,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from nats.errors import Error as NatsError
 from nats.js.api import StorageType
 from nats.js.errors import NotFoundError
 
 from weir.bus.kv.desired_models import DesiredModels
 from weir.bus.kv.typed_bucket import MAX_RECORDS, TypedBucket
 from weir.bus.naming import subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.streams.declarations import Bucket
 from weir.schemas.wire.registry import ModelRecord
 
@@ -82,7 +81,7 @@ class KnownModels(TypedBucket[ModelRecord]):
     async def _try_to_forget(self, name: str) -> None:
         try:
             await self.forget(name)
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.warning("the entry of known model %s could not be removed: %s", name, error)
 
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from nats.errors import Error as NatsError
 from nats.js.api import ObjectStoreConfig, StorageType
 from nats.js.errors import APIError, NotFoundError, ObjectNotFoundError
 from nats.js.object_store import ObjectStore
 
 from weir.bus.naming import subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.streams.stored_objects import StoredObject, description_subject, list_objects
 from weir.schemas.core.errors import unavailable
 
@@ -86,7 +85,7 @@ class ModelFiles:
                 await self._bus.jetstream.purge(subjects.MODEL_FILES_STREAM, tombstone)
             except NotFoundError:
                 continue
-            except (NatsError, OSError, TimeoutError) as error:
+            except BROKER_ERRORS as error:
                 logger.warning("a file of a load request could not be removed, a later sweep does it: %s", error)
 
     async def _store(self) -> ObjectStore:

@@ -11,13 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from nats.errors import Error as NatsError
-
 from weir.bus.kv.view import KvBucket, KvView
 from weir.bus.links.link import LinkEnd
 from weir.bus.naming import subjects
 from weir.bus.naming.identity import shares_memory
-from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.connection import BROKER_ERRORS, Bus, Message
 from weir.runtime.containment import call_each, contained, report
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.registry import Heartbeat, ModelRecord, WorkerRecord
@@ -90,7 +88,7 @@ class RegistryWriter:
             self._is_removed = False
             try:
                 await self._write_all()
-            except (NatsError, OSError, TimeoutError) as error:
+            except BROKER_ERRORS as error:
                 self._is_removed = True
                 logger.warning("registration failed, trying again: %s: %s", type(error).__name__, error)
                 await asyncio.sleep(_RETRY_S)
@@ -181,7 +179,7 @@ class RegistryView:
         """As `erase`, but logs an error of the broker: the next `expire` of any scheduler erases the worker."""
         try:
             await self.erase(worker)
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.warning(
                 "the registration of dead worker %s could not be removed: %s: %s", worker, type(error).__name__, error
             )
@@ -274,7 +272,7 @@ class RegistryView:
     async def _try_to_read(self) -> None:
         try:
             await self._read_all()
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.warning("the registry could not be read again: %s", error)
 
     def _model_changed(self, model: str) -> None:

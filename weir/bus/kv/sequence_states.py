@@ -23,7 +23,7 @@ from nats.errors import Error as NatsError
 
 from weir.bus.links.framing import Outgoing
 from weir.bus.naming import subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.streams.declarations import ensure_states_bucket
 from weir.schemas.core.errors import WeirError, unavailable
 from weir.schemas.core.requests import SEQUENCE_START
@@ -65,7 +65,7 @@ class SequenceStates:
         self._is_needed = True
         try:
             self._run(ensure_states_bucket(self._bus), _PREPARE_TIMEOUT_S)
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             raise unavailable(f"the message broker did not create the bucket for sequence states: {error}") from error
 
     def written(

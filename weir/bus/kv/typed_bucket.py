@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from nats.errors import Error as NatsError
-
 from weir.bus.kv.view import KvView
 from weir.bus.naming import subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.streams.declarations import Bucket, ensure_bucket
 from weir.runtime.containment import call_each
 from weir.schemas.core.errors import unavailable
@@ -153,6 +151,6 @@ def without_broker_errors(what: str) -> Iterator[None]:
     """Raises WeirError (UNAVAILABLE) for errors of the broker while `what` is changed."""
     try:
         yield
-    except (NatsError, OSError, TimeoutError) as error:
+    except BROKER_ERRORS as error:
         logger.warning("%s could not be changed: %s: %s", what, type(error).__name__, error)
         raise unavailable("the message broker is not available") from error

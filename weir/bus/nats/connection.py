@@ -51,6 +51,9 @@ _TRANSIENT = (
 """Prefixes of subjects whose messages are dropped while the broker is away: they are outdated at the next connection, and
 are sent again then, or every second."""
 
+BROKER_ERRORS = (NatsError, OSError)
+"""What operations raise while the broker is away; a TimeoutError is an OSError."""
+
 MAX_KEPT_BYTES = 64 << 20
 """Messages published while the broker is away are kept up to this size; more are dropped and logged."""
 

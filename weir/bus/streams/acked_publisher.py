@@ -22,10 +22,9 @@ from itertools import count
 
 import msgspec
 import orjson
-from nats.errors import Error as NatsError
 
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.connection import BROKER_ERRORS, Bus, Message
 from weir.bus.nats.jetstream import WRONG_LAST_SEQUENCE
 from weir.runtime.containment import contained
 from weir.runtime.ticks import next_tick
@@ -193,7 +192,7 @@ class AckedPublisher:
         """Asks the streams of these messages for their state: those that tell it and have not acknowledged are stalled."""
         for unacked in late:
             since_s = unacked.since_s
-            with suppress(NatsError, OSError, TimeoutError):
+            with suppress(*BROKER_ERRORS):
                 await self._bus.jetstream.stream_state(unacked.stream)
                 await asyncio.sleep(_GRACE_S)
                 if not unacked.is_stored and unacked.since_s == since_s:

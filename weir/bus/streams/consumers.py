@@ -31,7 +31,7 @@ from nats.js.api import ConsumerInfo
 from nats.js.errors import BadRequestError, NotFoundError
 
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.nats.jetstream import RETRY_FOR_S, is_transient
 
 logger = logging.getLogger("weir.bus")
@@ -272,7 +272,7 @@ async def leader_of_consumer(bus: Bus, stream: str, name: str) -> str:
     """The server of a cluster that leads a consumer, "" if it does not respond. Sends one request."""
     try:
         return _leader(await bus.jetstream.ask(f"CONSUMER.INFO.{stream}.{name}", once_s=CONSUMER_TRY_S))
-    except (NatsError, OSError, TimeoutError):
+    except BROKER_ERRORS:
         return ""
 
 

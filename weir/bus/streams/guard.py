@@ -14,12 +14,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from enum import Enum
 from typing import Any
 
-from nats.errors import Error as NatsError
 from nats.js.api import StreamConfig
 from nats.js.errors import APIError, ServerError
 
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.connection import BROKER_ERRORS, Bus, Message
 from weir.bus.streams.declarations import QueueLimits, durable_streams, ensure_durable_streams
 from weir.runtime.containment import call_each, contained
 from weir.schemas.core.errors import unavailable
@@ -200,7 +199,7 @@ class StreamGuard:
                 self._is_missing = False
                 try:
                     await self._restore(is_logged=True)
-                except (NatsError, OSError, TimeoutError) as error:
+                except BROKER_ERRORS as error:
                     self._is_missing = True
                     logger.warning("streams are not created yet, trying again: %s: %s", type(error).__name__, error)
                     await asyncio.sleep(_RETRY_S)
@@ -219,7 +218,7 @@ class StreamGuard:
     async def _check(self, name: str) -> None:
         try:
             found = await self._config_of(name)
-        except (NatsError, OSError, TimeoutError):
+        except BROKER_ERRORS:
             return  # checked again after the reconnection
         problem = "" if found is None else drift(self._wanted[name], found)
         if problem:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from nats.errors import Error as NatsError
 from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import NotFoundError
 
 from weir.bus.naming import subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.streams.declarations import ensure_stream
 from weir.schemas.core.errors import unavailable
 from weir.schemas.wire.codec import MalformedMessage
@@ -47,7 +46,7 @@ class ModelHistory:
         """Stores a change that has been made. A change that can't be stored is logged: it is in effect all the same."""
         try:
             await self._bus.jetstream.publish(subjects.history(change.model), change.pack())
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.warning(
                 "the history of model %s lacks its change '%s': %s: %s",
                 change.model,
@@ -68,6 +67,6 @@ class ModelHistory:
                     logger.warning("change %d of model %s can't be read: %s", message.sequence, model, error)
         except NotFoundError:
             return []
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             raise unavailable("the message broker is not available") from error
         return found

@@ -10,13 +10,12 @@ import logging
 from collections.abc import Iterator
 
 import msgspec
-from nats.errors import Error as NatsError
 from nats.js.api import ObjectMeta, ObjectStoreConfig, StorageType
 from nats.js.errors import NotFoundError
 from nats.js.object_store import ObjectStore
 
 from weir.bus.naming import subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject, describe_objects
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.traffic import ShadowSample
@@ -103,7 +102,7 @@ class ShadowSamples:
                 store = await self._store()
                 meta = ObjectMeta(name=name, description=msgspec.json.encode(info).decode())
                 await store.put(name, content, meta=meta)
-            except (NatsError, OSError, TimeoutError) as error:
+            except BROKER_ERRORS as error:
                 logger.warning("a sample of shadow traffic of model %s was not stored: %s", info.model, error)
 
     async def _store(self) -> ObjectStore:

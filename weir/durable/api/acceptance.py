@@ -23,12 +23,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 from uuid import uuid4
 
-from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from weir.bus.naming import durable_subjects as callback_subjects
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.nats.headers import pack_headers
 from weir.bus.nats.jetstream import JetStream
 from weir.bus.streams.acked_publisher import StoreAck
@@ -337,7 +336,3 @@ class QueueDepths:
             return QueueDepth()  # the queue has no consumer yet
         taken = info.delivered.stream_seq if info.delivered is not None else 0
         return QueueDepth((info.num_pending or 0) + (info.num_ack_pending or 0), taken)
-
-
-BROKER_ERRORS = (NatsError, OSError, TimeoutError)
-"""Exceptions that mean that the broker is unavailable."""

@@ -19,12 +19,11 @@ from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolic
 
 from weir.bus.naming import durable_subjects
 from weir.bus.naming import durable_subjects as callback_subjects
-from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.connection import BROKER_ERRORS, Bus, Message
 from weir.bus.nats.headers import parse_headers
 from weir.bus.nats.jetstream import JetStream, parse_ack_subject
 from weir.bus.streams.declarations import ensure_stream
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject
-from weir.durable.api.acceptance import BROKER_ERRORS
 from weir.durable.api.callback_rules import CallbackRules, CallbackUrl
 from weir.durable.api.receivers import ReceiverName, Receivers, Turn
 from weir.runtime.containment import contained

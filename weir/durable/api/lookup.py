@@ -22,12 +22,12 @@ import orjson
 
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.naming.subjects import untoken
-from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.connection import BROKER_ERRORS, Bus, Message
 from weir.bus.nats.headers import pack_headers
 from weir.bus.nats.jetstream import JetStream, StoredMessage
 from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject, remove_object
-from weir.durable.api.acceptance import BROKER_ERRORS, DELETED, STORE_TIMEOUT_S, AsyncRequestIds, QueueDepths
+from weir.durable.api.acceptance import DELETED, STORE_TIMEOUT_S, AsyncRequestIds, QueueDepths
 from weir.durable.api.errors import broker_unavailable, job_not_done, job_not_found, result_gone
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, unavailable
 from weir.schemas.kserve.response import error_body

@@ -16,11 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from nats.errors import Error as NatsError
-
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.naming.subjects import untoken
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.schemas.core.requests import Lane
 from weir.schemas.wire.terminal import Outcome
 
@@ -167,7 +165,7 @@ class Backlog:
             for name in _STREAMS:
                 await self._look_at_stream(name)
             await self._look_at_consumers()
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.debug("the sizes of the durable streams can't be read: %s: %s", type(error).__name__, error)
 
     async def _look_at_stream(self, name: str) -> None:

@@ -21,11 +21,10 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.nats.jetstream import JetStream
 from weir.runtime.containment import contained
 
@@ -137,7 +136,7 @@ class Acknowledger:
         except APIError:  # the purge was rejected
             for _, ack_subject in due.purged:
                 self._bus.publish(ack_subject, b"+ACK")
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             self._purge_failed(error, filter, due)
 
     def _purge_failed(self, _error: Exception, filter: str, due: DueAcks) -> None:

@@ -24,12 +24,11 @@ import time
 from collections.abc import Awaitable, Callable
 
 import orjson
-from nats.errors import Error as NatsError
 from nats.js.errors import NotFoundError
 
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.naming.subjects import token
-from weir.bus.nats.connection import Message
+from weir.bus.nats.connection import BROKER_ERRORS, Message
 from weir.bus.nats.headers import pack_headers
 from weir.bus.nats.jetstream import JetStream, StoredMessage, StreamState
 from weir.bus.streams.acked_publisher import AckedPublisher
@@ -203,7 +202,7 @@ class DurableConsumer:
             await self._sweep(now_s)
         except NotFoundError:
             self._store.streams.recreate(subjects.QUEUE_STREAM)
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.debug("the durable queues can't be listed: %s: %s", type(error).__name__, error)
 
     async def _sweep(self, now_s: float) -> None:
@@ -223,7 +222,7 @@ class DurableConsumer:
         for leased in [leased for leased in self._models.values() if leased.is_unknown]:
             await self._for_queue(self._check_unknown, leased, now_s)
 
-    @contained(passes=(NatsError, OSError, TimeoutError))
+    @contained(passes=BROKER_ERRORS)
     async def _for_queue(self, step: Callable[..., Awaitable[None]], *arguments: object) -> None:
         """Calls a step of a sweep for one queue: an unexpected exception affects none of the others."""
         await step(*arguments)

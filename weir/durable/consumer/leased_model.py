@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from nats.errors import Error as NatsError
-
+from weir.bus.nats.connection import BROKER_ERRORS
 from weir.bus.streams.consumers import QueueConsumers
 from weir.durable.consumer.context import ConsumerContext
 from weir.durable.consumer.lane_consumer import LaneConsumer
@@ -139,7 +138,7 @@ class LeasedModel:
         try:
             while self._due and self.has_lease:
                 await self._acquire_lane(next(iter(self._due)))
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.debug("the durable queue of %s can't be acquired yet: %s", self.model, error)
         finally:
             self._task = None  # lanes that are still due are tried again by the next tick

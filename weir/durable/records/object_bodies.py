@@ -18,10 +18,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
-from nats.errors import Error as NatsError
-
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.nats.jetstream import JetStream
 from weir.bus.streams.stored_objects import CorruptObject, StoredObject, has_object, remove_object
 from weir.calls.inference.documents import digest_of
@@ -135,7 +133,7 @@ class ObjectBodies:
             except WeirError as error:
                 problem = error
                 break
-            except (NatsError, OSError, TimeoutError) as error:
+            except BROKER_ERRORS as error:
                 logger.debug("object %s: %s: %s", name, type(error).__name__, error)
             else:
                 on_body(body)
@@ -197,7 +195,7 @@ class ObjectBodies:
                 async with asyncio.timeout(_TIMEOUT_S):
                     store = await self._bus.jetstream.object_store(subjects.RESULT_OBJECTS)
                     await store.put(name, data)
-            except (NatsError, OSError, TimeoutError) as error:
+            except BROKER_ERRORS as error:
                 logger.debug("a response of %d bytes can't be stored yet: %s", len(data), type(error).__name__)
             else:
                 on_put(None)
@@ -211,7 +209,7 @@ class ObjectBodies:
     async def _delete(self, name: str) -> None:
         try:
             await remove_object(self._bus, _STORE, name)
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             logger.debug("object %s was not deleted and expires later: %s", name, error)
 
 

@@ -20,11 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import orjson
-from nats.errors import Error as NatsError
 
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.naming.subjects import token
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.nats.headers import last_header, pack_headers
 from weir.bus.nats.jetstream import JetStream, StoredMessage
 from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck
@@ -286,7 +285,7 @@ class Recorder:
                     found = await self._api.last(subjects.RESULT_STREAM, subject)
                     earlier = [] if found is None else await self._earlier_responses(request, found)
                 break
-            except (NatsError, OSError, TimeoutError):
+            except BROKER_ERRORS:
                 await asyncio.sleep(_LOOKUP_RETRY_S)
         if request.stage is Stage.ENDED:
             return

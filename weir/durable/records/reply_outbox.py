@@ -21,10 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from itertools import count
 
-from nats.errors import Error as NatsError
-
 from weir.bus.naming import durable_subjects as callback_subjects
-from weir.bus.nats.connection import Bus, Message
+from weir.bus.nats.connection import BROKER_ERRORS, Bus, Message
 from weir.bus.nats.jetstream import JetStream
 from weir.bus.streams.acked_publisher import read_ack
 from weir.runtime.containment import contained
@@ -173,7 +171,7 @@ class ReplyOutbox:
         try:
             found = await self._api.ask("STREAM.NAMES", {"subject": pattern})
             has_stream, fresh_s = bool(found.get("streams")), _STREAMS_FRESH_S
-        except (NatsError, OSError, TimeoutError):
+        except BROKER_ERRORS:
             has_stream, fresh_s = True, _RESEND_S  # wait for an acknowledgement, and look it up again
         if len(self._streams) >= _MAX_CACHED_STREAMS:
             self._streams.clear()

@@ -10,11 +10,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from nats.errors import Error as NatsError
-
 from weir.bus.kv.view import KvView
 from weir.bus.naming import durable_subjects as subjects
-from weir.bus.nats.connection import Bus
+from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.nats.headers import pack_headers
 from weir.bus.nats.jetstream import EXPECTED_SEQUENCE
 from weir.bus.streams.acked_publisher import AckedPublisher
@@ -75,7 +73,7 @@ class JobStore:
                 async with asyncio.timeout(_OPEN_TIMEOUT_S):
                     await self._open()
                 self.opened.set()
-            except (NatsError, OSError, TimeoutError) as error:
+            except BROKER_ERRORS as error:
                 logger.warning("offline jobs can't be read yet: %s: %s; retrying", type(error).__name__, error)
                 await asyncio.sleep(_OPEN_RETRY_S)
         self._bus.on_reconnect(self._recover)
@@ -105,7 +103,7 @@ class JobStore:
         """Reads the job's entry, which a client may just have changed at another gateway. It stays as it is known while the
         broker is unavailable.
         """
-        with contextlib.suppress(NatsError, OSError, TimeoutError):
+        with contextlib.suppress(*BROKER_ERRORS):
             await self._entry_view.refresh(id)
 
     def all(self) -> list[Job]:
@@ -143,7 +141,7 @@ class JobStore:
         try:
             await self._entry_view.bucket.delete(id)
             await self._entry_view.bucket.delete(id + _PROGRESS)
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             raise unavailable(_BROKER_UNAVAILABLE) from error
 
     # Steps
@@ -165,7 +163,7 @@ class JobStore:
             return JobEntry.unpack(data), sequence
         except ValueError as error:
             raise not_found(f"there is no job '{id}'") from error
-        except (NatsError, OSError, TimeoutError) as error:
+        except BROKER_ERRORS as error:
             raise unavailable(_BROKER_UNAVAILABLE) from error
 
     async def _make_room(self) -> None:
