@@ -18,7 +18,6 @@ from weir.bus.streams.declarations import SETTINGS_BUCKET
 logger = logging.getLogger("weir.bus")
 
 LOGGING, TRACE = "logging", "trace"
-KINDS = (LOGGING, TRACE)
 """The kinds of settings."""
 
 MAX_SETTING_BYTES = 4096

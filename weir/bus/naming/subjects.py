@@ -17,9 +17,7 @@ REGISTRY_BUCKET = "registry"
 SETTINGS_BUCKET = "settings"
 
 MODELS_BUCKET = "models"
-MODELS_STREAM = f"KV_{MODELS_BUCKET}"
 KNOWN_MODELS_BUCKET = "known-models"
-KNOWN_MODELS_STREAM = f"KV_{KNOWN_MODELS_BUCKET}"
 MODEL_FILES_STORE = "model-files"
 """The object store of files that load requests bring."""
 MODEL_FILES_STREAM = f"OBJ_{MODEL_FILES_STORE}"
@@ -215,11 +213,6 @@ def owner_announcement(model: str, partition: int = 0) -> str:
     return f"owner.{queue_token(model, partition)}"
 
 
-def owner_record(model: str, partition: int = 0) -> str:
-    """The record of the owner of a queue of `model`."""
-    return f"$KV.{OWNERS_BUCKET}.{queue_token(model, partition)}"
-
-
 OWNER_RECORDS = f"$KV.{OWNERS_BUCKET}.>"
 
 
@@ -323,13 +316,7 @@ def cuda_opened(gateway: str) -> str:
     return f"cuda-opened.{gateway}"
 
 
-def desired_subject(key: str) -> str:
-    """The subject of writes of a key of bucket `models`."""
-    return f"$KV.{MODELS_BUCKET}.{key}"
-
-
 TRAFFIC_BUCKET = "traffic"
-TRAFFIC_STREAM = f"KV_{TRAFFIC_BUCKET}"
 """The bucket of what operators have set for the traffic of models."""
 
 TRAFFIC_COUNTERS = "traffic.counters"
@@ -338,8 +325,6 @@ TRAFFIC_COUNTERS = "traffic.counters"
 
 SHADOW_STORE = "shadow-samples"
 """The object store of requests whose copies on another version gave other responses."""
-
-SHADOW_STREAM = f"OBJ_{SHADOW_STORE}"
 
 
 HISTORY_STREAM = "HISTORY"
@@ -350,9 +335,6 @@ HISTORY_SUBJECTS = "history.*"
 def history(model: str) -> str:
     """The changes of one model."""
     return f"history.{token(model)}"
-
-
-REGISTRY_WRITES = f"$KV.{REGISTRY_BUCKET}.>"
 
 
 STATES_BUCKET = "sequence-states"

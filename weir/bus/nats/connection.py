@@ -382,4 +382,4 @@ def _sub(subject: str, queue: str, sid: bytes) -> bytes:
     return b"SUB %s %s %s\r\n" % (subject.encode(), queue.encode(), sid)
 
 
-__all__ = ["Bus", "Callback", "Message"]
+__all__ = ["BROKER_ERRORS", "Bus", "Callback", "Message"]

@@ -102,7 +102,7 @@ async def test_no_epoch_exceeds_the_limit_of_the_message(owners: QueueOwners) ->
 
 
 async def test_a_malformed_record_has_no_owner_and_can_be_overwritten(bus: Bus, owners: QueueOwners) -> None:
-    await bus.jetstream.publish(subjects.owner_record(*QUEUE), b"nonsense")
+    await bus.jetstream.publish(f"$KV.{subjects.OWNERS_BUCKET}.{subjects.queue_token(*QUEUE)}", b"nonsense")
     record = await owners.read(QUEUE)
     assert (record.owner, record.epoch) == ("", 0)
     assert record.sequence > 0

@@ -14,7 +14,7 @@ from tests.support.waiting import eventually
 from weir.bus.kv.known_models import KnownModels
 from weir.bus.kv.registry import RegistryView, RegistryWriter, WorkerView
 from weir.bus.kv.view import KvBucket, KvView
-from weir.bus.naming.subjects import KNOWN_MODELS_STREAM
+from weir.bus.naming.subjects import KNOWN_MODELS_BUCKET
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.bus.streams.declarations import ensure_streams
@@ -226,7 +226,7 @@ async def test_a_failed_write_is_retried(nats_url: str, number: int, monkeypatch
     swap = KvBucket.swap
 
     async def refuse_one(bucket: KvBucket, key: str, *rest: Any) -> int:
-        if bucket.stream == KNOWN_MODELS_STREAM:
+        if bucket.stream == f"KV_{KNOWN_MODELS_BUCKET}":
             calls.append(key)
             if len(calls) == number + 1:
                 raise NatsTimeoutError
@@ -246,7 +246,7 @@ async def test_a_written_entry_is_known_before_the_brokers_echo(nats_url: str, m
     hear = KvView._on_write
 
     def hear_others(view: KvView, message: Message) -> None:
-        if view.bucket.stream != KNOWN_MODELS_STREAM:
+        if view.bucket.stream != f"KV_{KNOWN_MODELS_BUCKET}":
             hear(view, message)
 
     monkeypatch.setattr(KvView, "_on_write", hear_others)
