@@ -163,10 +163,9 @@ class AsyncRequestLookup:
                 return None if DELETED in record.headers else AsyncRequestState.of_record(record)
             if queued is None:
                 return None
-            state = AsyncRequestState.of_request(id, queued, 0)
+            state = AsyncRequestState.of_request(id, queued)
             if queued.sequence <= (await self._depths.of(state.model)).taken:
                 state.status = AsyncRequestStatus.RUNNING.value
-            state.message = queued
             return state
         except BROKER_ERRORS:
             raise broker_unavailable() from None
@@ -247,7 +246,7 @@ class AsyncRequestStatus(StrEnum):
 
 @dataclass(slots=True)
 class AsyncRequestState:
-    """The state of one request. `record`, and the `message` that holds it, are set once it has ended."""
+    """The state of one request. `record` is set once it has ended; `message` is the stored record, or else the request."""
 
     id: str
     model: str
@@ -274,12 +273,11 @@ class AsyncRequestState:
         )
 
     @classmethod
-    def of_request(cls, id: str, message: StoredMessage, taken: int) -> AsyncRequestState:
-        """The state from a message of stream QUEUE, where messages up to sequence `taken` were delivered."""
-        status = AsyncRequestStatus.RUNNING if message.sequence <= taken else AsyncRequestStatus.QUEUED
-        model = untoken(message.subject.split(".")[1])
-        version = message.headers.get("weir-model-version", "")
-        return cls(id, model, status.value, version, message.stored_ms, message.sequence)
+    def of_request(cls, id: str, message: StoredMessage) -> AsyncRequestState:
+        """The state from a message of stream QUEUE, as long as that was not delivered."""
+        model, version = untoken(message.subject.split(".")[1]), message.headers.get("weir-model-version", "")
+        queued = AsyncRequestStatus.QUEUED.value
+        return cls(id, model, queued, version, message.stored_ms, message.sequence, message=message)
 
     @property
     def is_done(self) -> bool:

@@ -41,7 +41,6 @@ class Acknowledger:
         self._plain = plain
         self._below = f"{plain}.>"
         self._lines = {plain: AckBatcher(), self._below: AckBatcher()}
-        self._deeper = self._lines[self._below]
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._purges: dict[str, asyncio.Task[None]] = {}
         self._losses = -1  # of the connection, at `begin`
@@ -57,20 +56,20 @@ class Acknowledger:
 
     def opened(self, subject: str, sequence: int) -> None:
         """A message was delivered for the first time."""
-        self._line(subject).opened(sequence)
+        self._lines[self._filter(subject)].opened(sequence)
 
     def ended(self, subject: str, sequence: int, ack_subject: str) -> None:
         """A message is finished."""
-        filter = subject if subject == self._plain else self._below
+        filter = self._filter(subject)
         self._lines[filter].ended(sequence, ack_subject, time.monotonic())
-        if filter not in self._timers:
-            self._schedule(filter, FLUSH_S)
+        self._schedule(filter, FLUSH_S)
 
     def delivered_again(self, subject: str, sequence: int, ack_subject: str) -> bool:
         """Whether a delivered message was finished before; then it is acknowledged again."""
-        if not self._line(subject).delivered_again(sequence, ack_subject):
+        filter = self._filter(subject)
+        if not self._lines[filter].delivered_again(sequence, ack_subject):
             return False
-        self._schedule(self._filter(subject), FLUSH_S)
+        self._schedule(filter, FLUSH_S)
         return True
 
     def flush(self) -> None:
@@ -99,9 +98,6 @@ class Acknowledger:
     @property
     def _may_acknowledge(self) -> bool:
         return self._losses == self._bus.losses
-
-    def _line(self, subject: str) -> AckBatcher:
-        return self._lines.get(subject, self._deeper)
 
     def _filter(self, subject: str) -> str:
         return subject if subject == self._plain else self._below

@@ -34,7 +34,6 @@ MAX_BATCH_BYTES = 4 << 20
 MAX_IN_FLIGHT = 4
 """Batches, or groups of single records, that are being stored; further records wait."""
 
-_VERSION_LINE = b"NATS/1.0\r\n"
 _FIRST = b"NATS/1.0\r\nNats-Expected-Last-Subject-Sequence: 0\r\n"
 
 
