@@ -229,11 +229,9 @@ class Recorder:
 
     def _finish(self, request: DurableRequest, outcome: Outcome, lines: bytes, body: bytes) -> None:
         self._counters.end(request.model, outcome)
-        if request.headers.reply_to:
-            copy = last_header(b"\r\n" + lines, b"Weir-Ended-Ms")
-            self._reply_last(request, outcome, copy, _VERSION_LINE + b"Weir-Final: true\r\n" + lines, body)
-        else:
-            self._acknowledge(request, outcome)
+        copy = last_header(b"\r\n" + lines, b"Weir-Ended-Ms") if request.headers.reply_to else ""
+        block = _VERSION_LINE + b"Weir-Final: true\r\n" + lines
+        self._reply(request, copy, block, body, partial(self._acknowledge, request, outcome))
 
     def _acknowledge(self, request: DurableRequest, outcome: Outcome) -> None:
         if request.stage is Stage.ENDED:
@@ -245,31 +243,26 @@ class Recorder:
             self._objects.delete(request.headers.object_name)
         request.on_ended(request)
 
-    def _reply(self, request: DurableRequest, copy: str, block: bytes, body: bytes, is_repeated: bool = False) -> None:
-        """Sends a response that is not the last one. `copy` is the same for all copies of it, and for no other
-        response.
-        """
-        if request.headers.reply_to:
-            self._outbox.send(
-                request.headers.reply_to, body, self._with_message_id(request, copy, block), is_repeated=is_repeated
-            )
-
-    def _reply_last(  # noqa: PLR0913 - the parts of a reply
-        self, request: DurableRequest, outcome: Outcome, copy: str, block: bytes, body: bytes, is_repeated: bool = False
+    def _reply(  # noqa: PLR0913 - the parts of a reply
+        self,
+        request: DurableRequest,
+        copy: str,
+        block: bytes,
+        body: bytes,
+        on_sent: Callable[[], None] = lambda: None,
+        is_repeated: bool = False,
     ) -> None:
-        """Sends the last response, and acknowledges the request once the response was sent."""
-        if request.headers.reply_to:
-            on_sent = partial(self._acknowledge, request, outcome)
-            block = self._with_message_id(request, copy, block)
-            self._outbox.send(request.headers.reply_to, body, block, on_sent, is_repeated)
-        else:
-            self._acknowledge(request, outcome)
+        """Sends a response; calls `on_sent` once it is delivered, or at once where the producer wants no reply.
 
-    @staticmethod
-    def _with_message_id(request: DurableRequest, copy: str, block: bytes) -> bytes:
-        """The headers with a `Nats-Msg-Id`, so that a stream on the reply subject stores the response once."""
+        `copy` is the same for all copies of the response, and for no other one: the `Nats-Msg-Id` that is made of it has a
+        stream on the reply subject store the response once.
+        """
+        if not request.headers.reply_to:
+            on_sent()
+            return
         name = digest_of(f"{request.model}\0{request.id}\0{copy}".encode(errors="replace"))
-        return b"%bNats-Msg-Id: %b\r\n%b" % (_VERSION_LINE, name.encode(), block[len(_VERSION_LINE) :])
+        block = b"%bNats-Msg-Id: %b\r\n%b" % (_VERSION_LINE, name.encode(), block[len(_VERSION_LINE) :])
+        self._outbox.send(request.headers.reply_to, body, block, on_sent, is_repeated)
 
     @contained(on_error="_on_unexpected_error")
     async def _look_up(
@@ -326,7 +319,8 @@ class Recorder:
             block = pack_headers([*_canonical_headers(stored.headers), ("Weir-Final", "false")])
             self._reply(request, stored.headers.get("weir-response", ""), block, stored.data, is_repeated=True)
         block = pack_headers([*_canonical_headers(found.headers), ("Weir-Final", "true")])
-        self._reply_last(request, outcome, found.headers.get("weir-ended-ms", ""), block, found.data, is_repeated=True)
+        copy, on_sent = found.headers.get("weir-ended-ms", ""), partial(self._acknowledge, request, outcome)
+        self._reply(request, copy, block, found.data, on_sent, is_repeated=True)
 
     def _reject_duplicate_id(self, request: DurableRequest) -> None:
         """Rejects a request whose id belongs to another request: it has no record, only a copy in DEAD."""
@@ -336,8 +330,8 @@ class Recorder:
 
         def on_added() -> None:
             block = pack_headers([*record.headers(), *headers, ("Weir-Final", "true")])
-            copy = f"refused {request.delivery.sequence}"
-            self._reply_last(request, Outcome.DEAD_LETTERED, copy, block, body)
+            on_sent = partial(self._acknowledge, request, Outcome.DEAD_LETTERED)
+            self._reply(request, f"refused {request.delivery.sequence}", block, body, on_sent)
 
         self._dead_letters.add(request, error.message, on_added)
 
