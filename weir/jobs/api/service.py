@@ -9,8 +9,9 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from weir.calls.catalog import Catalog
 from weir.jobs.formats.files import InputFormat, OutputFormat, default_output_format, input_format

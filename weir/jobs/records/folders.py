@@ -20,10 +20,10 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import orjson
+from msgspec.structs import replace
 
 from weir.jobs.records.record import MAX_INPUTS, JobSpec
 from weir.schemas.core.errors import WeirError, invalid, unavailable

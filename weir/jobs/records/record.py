@@ -1,18 +1,18 @@
 """The record of an offline job in bucket `jobs`: its specification and desired state, and its progress.
 
 They are two keys with different writers: `<id>` is written by the gateway that a client asks to change the job,
-`<id>.progress` by the one process that runs it. Both are JSON, and are validated when they are read.
+`<id>.progress` by the one process that runs it. Both are JSON, whose fields and types msgspec validates.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
-import orjson
+import msgspec
+from msgspec.structs import replace
 
 from weir.calls.catalog import ServedModel
 from weir.schemas.core.errors import WeirError, invalid
@@ -60,8 +60,7 @@ class DesiredState(StrEnum):
     CANCEL = "cancel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The specification of a job. Paths are absolute. `max_failures` is how many items may fail, -1: all but one.
 
     An input format of "" is derived from the names, an output format of "" from the input. With `max_in_flight` 0 the
@@ -71,7 +70,7 @@ class JobSpec:
 
     model: str
     version: str = ""
-    inputs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = msgspec.field(default=(), name="input")
     input_format: str = ""
     output: str = ""
     output_format: str = ""
@@ -82,10 +81,7 @@ class JobSpec:
 
     def document(self) -> dict[str, Any]:
         """The fields as JSON, as in a request."""
-        fields = asdict(self)
-        fields["input"] = list(fields.pop("inputs"))
-        fields["columns"] = list(self.columns)
-        return fields
+        return {**msgspec.to_builtins(self), "input": list(self.inputs), "columns": list(self.columns)}
 
     @classmethod
     def of(cls, document: Any) -> JobSpec:
@@ -169,8 +165,7 @@ def _columns(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobEntry:
+class JobEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The entry of a job: its specification and desired state. `round` counts its retries."""
 
     id: str
@@ -181,7 +176,7 @@ class JobEntry:
 
     def pack(self) -> bytes:
         """The value of key `<id>`. Raises WeirError (INVALID_ARG) if it is too large."""
-        data = orjson.dumps({**asdict(self), "spec": self.spec.document()})
+        data = msgspec.json.encode(self)
         if len(data) > MAX_RECORD_BYTES:
             raise invalid("the job's input paths are too many: name their folder instead, or use a pattern")
         return data
@@ -189,20 +184,15 @@ class JobEntry:
     @classmethod
     def unpack(cls, data: bytes) -> JobEntry:
         """Parses a value. Raises ValueError."""
+        entry = msgspec.json.decode(data, type=cls)
         try:
-            fields = orjson.loads(data)
-            fields["spec"] = JobSpec.of(fields["spec"])
-            fields["wanted"] = DesiredState(fields["wanted"])
-            entry = cls(**fields)
-        except (WeirError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a job: {type(error).__name__}") from error
-        if type(entry.id) is not str or type(entry.round) is not int or type(entry.created_ms) is not int:
-            raise ValueError("not a job: wrong types")
+            JobSpec.of(entry.spec.document())
+        except WeirError as error:
+            raise ValueError(f"not a job: {error.message}") from error
         return entry
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobProgress:
+class JobProgress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The progress of a job. Times are unix milliseconds, 0 for not yet; `total` is -1 until it is known.
 
     `done` counts items with an outcome, `failed` those of them that failed. `rate` is the recent rate in items/s, `left_s`
@@ -226,24 +216,12 @@ class JobProgress:
 
     def pack(self) -> bytes:
         """The value of key `<id>.progress`."""
-        return orjson.dumps(asdict(self))
+        return msgspec.json.encode(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> JobProgress:
         """Parses a value. Raises ValueError."""
-        try:
-            fields = orjson.loads(data)
-            fields["state"] = JobState(fields["state"])
-            progress = cls(**fields)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a job's progress: {type(error).__name__}") from error
-        if not all(type(getattr(progress, name)) is int for name in _WHOLE_NUMBERS) or not all(
-            type(getattr(progress, name)) is str for name in ("owner", "note", "error")
-        ):
-            raise ValueError("not a job's progress: wrong types")
-        if not all(type(number) in (int, float) for number in (progress.rate, progress.left_s)):
-            raise ValueError("not a job's progress: wrong types")
-        return progress
+        return msgspec.json.decode(data, type=cls)
 
     def ended(self, state: JobState, error: str = "") -> JobProgress:
         """The progress of the job once it has ended in `state`."""
@@ -259,11 +237,7 @@ class JobProgress:
         )
 
 
-_WHOLE_NUMBERS = ("round", "total", "done", "failed", "started_ms", "ended_ms", "updated_ms")
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """A job: its entry and its progress."""
 
     entry: JobEntry

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 from weir.bus.kv.view import KvView
 from weir.bus.naming import durable_subjects as subjects
@@ -195,7 +194,7 @@ class JobStore:
     def _take_progress(self, id: str, progress: JobProgress) -> None:
         known = self._progress.get(id)
         if known != progress and (known is not None or len(self._progress) < 2 * MAX_JOBS):
-            self._progress[id] = replace(progress)
+            self._progress[id] = progress
             self._changed(id)
 
     def _forget(self, id: str) -> None:

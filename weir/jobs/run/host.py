@@ -11,8 +11,9 @@ import contextlib
 import logging
 import sys
 from collections import Counter
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from weir.bus.kv.leases import Leases
 from weir.jobs.records.folders import Uploads

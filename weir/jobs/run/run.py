@@ -13,9 +13,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from weir.calls.catalog import Catalog, ServedModel
 from weir.calls.dispatch import RequestDispatcher

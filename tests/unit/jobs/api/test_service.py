@@ -22,7 +22,7 @@ from weir.jobs.records.record import Job, JobEntry, JobProgress, JobSpec
 from weir.jobs.run.plan import PlanLimits
 from weir.jobs.run.runner import ItemReader, ItemRunner
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
 
@@ -43,7 +43,14 @@ class Model:
             raise RuntimeError("raised by the test")
         outputs: Any = 5 if is_bad else request.inputs  # 5: no outputs that anybody could look at
         response = InferResponse("m", "1", request.id, outputs)
-        asyncio.get_running_loop().call_soon(on_response, response, True)
+
+        def deliver() -> None:
+            try:
+                on_response(response, True)
+            except TypeError:
+                on_response(internal("unexpected"), True)  # once more, as `ResponseDispatcher` does
+
+        asyncio.get_running_loop().call_soon(deliver)
         return SimpleNamespace(request=request)
 
     def cancel(self, _pending: Any) -> None:

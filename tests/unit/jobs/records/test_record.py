@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from weir.jobs.records.record import MAX_INPUTS, DesiredState, Job, JobEntry, JobProgress, JobSpec, JobState, new_job_id
 from weir.schemas.core.errors import ErrorCode, WeirError
