@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from weir.bus.naming.reserved_subjects import subject_problem
 from weir.bus.nats.headers import parse_headers
@@ -72,19 +73,6 @@ class DurableHeaders(msgspec.Struct, frozen=True, gc=False):
     def deadline_ms(self) -> int:
         """Unix time in milliseconds after which the response is of no use; 0 for never."""
         return self.common.deadline_ms or 0
-
-    def with_id(self, id: str) -> DurableHeaders:
-        """The headers of another request that differs in the id alone."""
-        return DurableHeaders(
-            id,
-            self.tenant,
-            self.reply_to,
-            self.result_ttl_s,
-            self.object_name,
-            self.common,
-            self.content_headers,
-            self.template_length,
-        )
 
 
 def read_durable_headers(headers: Mapping[str, str], limits: RequestLimits = DEFAULT_LIMITS) -> DurableHeaders:
@@ -191,7 +179,6 @@ MAX_BLOCKS = 256
 
 MAX_BLOCK_BYTES = 1024
 
-_ID_LINE = b"\r\nNats-Msg-Id: "
 _without_broker_lines = re.compile(rb"\r\nNats-[A-Za-z-]+: ?[!-~]*(?=\r\n)").sub
 _find_ids = re.compile(rb"\r\nNats-Msg-Id: ?([!-~]*)(?=\r\n)").findall
 
@@ -205,17 +192,13 @@ class HeaderCache:
 
     def read(self, block: bytes) -> tuple[DurableHeaders, WeirError | None]:
         """The headers in a message's block; with an error (INVALID_ARG) the valid ones."""
-        id, rest = _split_id(block)
-        known = self._terms.get(rest) if id else None
-        if known is not None:
-            return known.with_id(id), None
         rest = _without_broker_lines(b"", block)
         known = self._terms.get(rest)
         headers: dict[str, str] = {}
         try:
             if known is not None:
                 ids = _find_ids(block)
-                return known.with_id(check_id(ids[0].decode()) if ids else ""), None
+                return replace(known, id=check_id(ids[0].decode()) if ids else ""), None
             headers = parse_headers(block)
             terms = read_durable_headers(headers, self._limits)
         except WeirError as error:
@@ -233,18 +216,3 @@ class HeaderCache:
         if len(self._terms) >= MAX_BLOCKS:
             self._terms.clear()  # most blocks in it were seen once
         self._terms[rest] = terms
-
-
-def _split_id(block: bytes) -> tuple[str, bytes]:
-    """The id in a header block as most clients write it, and the other lines; "" for an id that needs a closer look.
-
-    The other lines are only ever found in the cache if they name no other id and none of JetStream's headers.
-    """
-    start = block.find(_ID_LINE)
-    end = block.find(b"\r\n", start + len(_ID_LINE))
-    if start < 0 or end < 0 or end - start > len(_ID_LINE) + MAX_NAME_LENGTH:
-        return "", b""
-    id = block[start + len(_ID_LINE) : end]
-    if not id.isascii() or b" " in id or not (text := id.decode()).isprintable():
-        return "", b""
-    return text, block[:start] + block[end:]
