@@ -25,7 +25,6 @@ from uuid import uuid4
 
 from nats.js.errors import NotFoundError
 
-from weir.bus.naming import durable_subjects as callback_subjects
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.nats.connection import BROKER_ERRORS, Bus
 from weir.bus.nats.headers import pack_headers
@@ -171,7 +170,7 @@ class Acceptance:
         if header_length is not None:
             headers["Inference-Header-Content-Length"] = header_length
         if asked.callback_url:
-            headers["Weir-Reply-To"] = callback_subjects.callback(id, asked.callback_url)
+            headers["Weir-Reply-To"] = subjects.callback(id, asked.callback_url)
         elif asked.reply_to:
             headers["Weir-Reply-To"] = asked.reply_to
         return await self._publish(subjects.job_event(model, id, version), body, headers)

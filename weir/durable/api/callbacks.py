@@ -17,8 +17,7 @@ from typing import Any
 
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
 
-from weir.bus.naming import durable_subjects
-from weir.bus.naming import durable_subjects as callback_subjects
+from weir.bus.naming import durable_subjects as subjects
 from weir.bus.nats.connection import BROKER_ERRORS, Bus, Message
 from weir.bus.nats.headers import parse_headers
 from weir.bus.nats.jetstream import JetStream, parse_ack_subject
@@ -105,8 +104,8 @@ class Callbacks:
         await ensure_stream(
             self._bus,
             StreamConfig(
-                name=callback_subjects.CALLBACK_STREAM,
-                subjects=[callback_subjects.CALLBACK_SUBJECTS],
+                name=subjects.CALLBACK_STREAM,
+                subjects=[subjects.CALLBACK_SUBJECTS],
                 storage=StorageType.FILE,
                 retention=RetentionPolicy.WORK_QUEUE,
                 discard=DiscardPolicy.NEW,
@@ -117,9 +116,9 @@ class Callbacks:
             ),
         )
         await self._bus.jetstream.add_consumer(
-            callback_subjects.CALLBACK_STREAM,
+            subjects.CALLBACK_STREAM,
             ConsumerConfig(
-                durable_name=callback_subjects.CALLBACK_CONSUMER,
+                durable_name=subjects.CALLBACK_CONSUMER,
                 ack_policy=AckPolicy.EXPLICIT,
                 ack_wait=_ACK_WAIT_S,
                 max_ack_pending=MAX_PENDING,
@@ -144,9 +143,7 @@ class Callbacks:
         await self._slots.acquire()
         message = None
         try:
-            message = await self._bus.jetstream.pull_one(
-                callback_subjects.CALLBACK_STREAM, callback_subjects.CALLBACK_CONSUMER, _PULL_S
-            )
+            message = await self._bus.jetstream.pull_one(subjects.CALLBACK_STREAM, subjects.CALLBACK_CONSUMER, _PULL_S)
             if message is not None:
                 self._keep(self._deliver(message))
         finally:
@@ -191,7 +188,7 @@ class Callbacks:
     async def _post(self, message: Message) -> bool | Turn | None:
         """Whether the receiver accepted it; None if it may accept it later, `Turn.LATER` if it was not tried."""
         try:
-            url = self._rules.check_url(callback_subjects.callback_url(message.subject))
+            url = self._rules.check_url(subjects.callback_url(message.subject))
         except (ValueError, WeirError):
             return False  # the rules have changed, or the message is not a gateway's
         receiver = ReceiverName.of(f"{url.scheme}://{url.authority}", url.path)
@@ -221,7 +218,7 @@ class Callbacks:
         name = headers.pop("weir-object", None)
         if name is None:
             return message.data
-        found = await StoredObject.find(self._messages, durable_subjects.RESULT_OBJECTS, name)
+        found = await StoredObject.find(self._messages, subjects.RESULT_OBJECTS, name)
         if found is None:
             raise CorruptObject(f"object {name} does not exist")
         return await found.read()
