@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from nats.js.api import DiscardPolicy, StorageType, StreamConfig
@@ -15,6 +16,7 @@ from weir.bus.kv.cluster_secret import SECRET_BYTES, ClusterSecret
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.bus.nats.headers import pack_headers
+from weir.bus.streams import acked_publisher
 from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck, read_ack
 
 
@@ -147,3 +149,38 @@ async def test_all_gateways_have_one_secret(nats: EmbeddedNats) -> None:
         late = ClusterSecret(second[0])
         await late.start()
         assert late.value == secrets[0].value
+
+
+class SilentCluster:
+    """Stands for a `Bus` to a cluster that tells the state of streams, and acknowledges no message."""
+
+    is_clustered = is_connected = True
+    losses = 0
+
+    def __init__(self) -> None:
+        self.published = 0
+        self.jetstream = self
+
+    def publish(self, *_: object) -> None:
+        self.published += 1
+
+    async def subscribe(self, *_: object) -> None: ...
+
+    def on_reconnect(self, *_: object) -> None: ...
+
+    async def stream_state(self, _stream: str) -> None: ...
+
+
+async def test_a_stream_of_a_cluster_is_stalled_though_messages_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    intervals = {"CHECK_INTERVAL": 0.01, "CLUSTER_ACK_TIMEOUT": 0.02, "CLUSTER_STALLED": 0.1, "GRACE": 0.0}
+    for name, interval_s in intervals.items():
+        monkeypatch.setattr(acked_publisher, f"_{name}_S", interval_s)
+    bus, stalled = SilentCluster(), asyncio.Event()
+    async with asyncio.TaskGroup() as background:
+        publisher = AckedPublisher(cast(Any, bus), "test")
+        await publisher.start(background)
+        publisher.publish("event.a", b"x", b"", lambda _ack: None, stalled.set)
+        await asyncio.wait_for(stalled.wait(), 10)
+        publisher.stop()
+    assert publisher.stalled == {"QUEUE"}
+    assert bus.published > 1
