@@ -169,18 +169,18 @@ weir.jobs.formats.parquet_reader:MAX_DEATHS | deaths of the process that reads a
 weir.jobs.formats.files:LOCK_TIMEOUT_S | wait for another writer of a job's output | UNAVAILABLE: the job pauses
 weir.jobs.formats.npy:MAX_ERROR_LENGTH | characters of an error in an `.npz` shard | cut off
 # Scheduler
-weir.scheduler.batching.dynamic_batcher:MAX_REQUESTS | requests sent to an ensemble together | the next batch takes the rest
+weir.scheduler.batching.former:MAX_REQUESTS | requests sent to an ensemble together | the next batch takes the rest
 weir.scheduler.service.owned_queue:MAX_BUFFERED_BYTES | frames of one queue in a scheduler | the rest stays in the stream
 weir.scheduler.service.owned_queue:MAX_TOTAL_BUFFERED_BYTES | frames of all queues of a scheduler | the rest stays in the stream
 weir.scheduler.service.owned_queue:MIN_BUFFERED_BYTES | frames that each queue may always hold | the rest stays in the stream
 weir.scheduler.placement.desired_workers:MAX_DESIRED | workers a queue asks for | no more are asked for
-weir.scheduler.batching.dynamic_batcher:MAX_BATCH_BYTES | bodies of one batch | the next batch takes the rest
+weir.scheduler.batching.former:MAX_BATCH_BYTES | bodies of one batch | the next batch takes the rest
 weir.scheduler.placement.window:MAX_WINDOW | batches of one request that an instance holds | the others wait
 weir.scheduler.placement.window:MAX_WINDOW_US | expected microseconds of all batches in the window of an instance | the others wait
 weir.scheduler.placement.instances:MAX_BACKOFF_US | microseconds for which an instance that has returned a batch gets none | it gets one again
-weir.scheduler.batching.version_scheduler:MAX_DIRECT_US | expected microseconds of a batch of a model whose requests a worker may start itself | it may not
+weir.scheduler.batching.version_queue:MAX_DIRECT_US | expected microseconds of a batch of a model whose requests a worker may start itself | it may not
 weir.scheduler.service.messages:GRANT_MS | milliseconds for which it may | a request goes to the scheduler
-weir.scheduler.batching.request_queue:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
+weir.scheduler.batching.queue_rules:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
 weir.scheduler.sequences.scheduler:MAX_WAITING | waiting requests of sequences, of one lane of a version | 503
 weir.worker.sequence_reports:MAX_SEQUENCES | started sequences of a version that a worker reports to the next owner of its queue | rejected as not started when their scheduler is lost
 weir.scheduler.service.service:MAX_LOOKUPS | sequences of former owners that are looked up at a time | they wait

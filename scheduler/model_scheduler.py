@@ -1,12 +1,10 @@
 """`ModelScheduler`: the requests of one model, routed to its versions; the state machine that the owner of a queue runs.
 
 Promises, for any order of events:
-- an accepted request ends exactly once: in the first part of `Ended` (a worker responded, or its caller left) or in
-  the
+- an accepted request ends exactly once: in the first part of `Ended` (a worker responded, or its caller left) or in the
   second (with an error);
 - a request that its gateway sends twice (after the broker came back) runs once if the first copy is still here;
-- requests for a version without any instance wait for `unavailable_timeout_us` and then fail with UNAVAILABLE, or
-  fail
+- requests for a version without any instance wait for `unavailable_timeout_us` and then fail with UNAVAILABLE, or fail
   at once if the version was unloaded; those for the latest version run on the latest one that is not being unloaded.
 """
 
@@ -18,22 +16,13 @@ from itertools import count, groupby
 from operator import attrgetter
 
 from weir.scheduler.batching.batch import Batch
-from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
 from weir.scheduler.batching.custom_strategy import GuardedStrategy
-from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
+from weir.scheduler.batching.dynamic_former import former_for
+from weir.scheduler.batching.outcome import NOTHING_ENDED, TIMEOUT_EXPIRED, Ended, Failure, concatenate
 from weir.scheduler.batching.request import DuplicateDelivery, QueuedRequest
-from weir.scheduler.batching.request_queue import QueueRules
 from weir.scheduler.batching.retry import UnservedTimeout
-from weir.scheduler.batching.version_scheduler import (
-    NOTHING_ENDED,
-    TIMEOUT_EXPIRED,
-    UNAVAILABLE_TIMEOUT_US,
-    Ended,
-    Failure,
-    VersionScheduler,
-    concatenate,
-)
-from weir.scheduler.placement.window import runs_singly
+from weir.scheduler.batching.version import UNAVAILABLE_TIMEOUT_US, Version
+from weir.scheduler.batching.version_queue import VersionQueue
 from weir.scheduler.sequences.scheduler import (
     NO_FORMER_SEQUENCES,
     FormerSequence,
@@ -59,7 +48,6 @@ MAX_LISTED = 100
 _LANES = {lane.value: lane.name.lower() for lane in Lane}
 
 InstanceNumbers = Mapping[int, Sequence[int]]
-AnyVersion = VersionScheduler | SequenceScheduler
 
 
 class ModelScheduler:
@@ -83,11 +71,11 @@ class ModelScheduler:
         self._next_batch_id = next_batch_id or count(1).__next__
         self._configs: dict[int, ModelConfig] = {}
         self._strategies: dict[int, GuardedStrategy | None] = {}
-        self._versions: dict[int, AnyVersion] = {}
+        self._versions: dict[int, Version] = {}
         # Schedulers replaced after a change between stateful and stateless: they finish the batches they have sent.
-        self._replaced: list[AnyVersion] = []
-        self._all: list[AnyVersion] = []  # current and replaced ones
-        self._latest: AnyVersion | None = None  # the version for requests for the latest one
+        self._replaced: list[Version] = []
+        self._all: list[Version] = []  # current and replaced ones
+        self._latest: Version | None = None  # the version for requests for the latest one
         self._unrouted: dict[QueuedRequest, None] = {}  # waiting requests without a version to run them
         self._unserved = UnservedTimeout(unavailable_timeout_us)  # of unrouted requests
         self._retiring: frozenset[int] = frozenset()
@@ -124,7 +112,7 @@ class ModelScheduler:
         batches = {place: by_place.pop(place) for place in list(by_place) if isinstance(place, int)}
         parts = [f"{len(self)} requests", *map(_described, self._all)]
         for place, requests in by_place.items():
-            version = f"version {place.version}" if isinstance(place, AnyVersion) else "any version"
+            version = f"version {place.version}" if isinstance(place, Version) else "any version"
             parts.append(f"waiting for {version}: {_listed(requests)}")
         for batch_id, requests in batches.items():
             batch = next(filter(None, (version.batch(batch_id) for version in self._all)), None)
@@ -133,7 +121,7 @@ class ModelScheduler:
             parts.append(f"batch {batch_id}{where}{doubt}: {_listed(requests)}")
         return "; ".join(parts).encode()[:MAX_SUMMARY_BYTES].decode(errors="ignore")
 
-    def versions(self) -> Mapping[int, AnyVersion]:
+    def versions(self) -> Mapping[int, Version]:
         """Returns the schedulers of all known versions, served or not."""
         return self._versions
 
@@ -155,24 +143,20 @@ class ModelScheduler:
     def configure(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None = None) -> None:
         """Sets the configuration of a version, and its own `strategy`. Requests that wait for it stay."""
         current = self._versions.get(version)
-        if current is not None and isinstance(current, SequenceScheduler) != (config.sequence_batching is not None):
+        if current is not None and current.is_stateful != (config.sequence_batching is not None):
             self._replace(current)
             current = None
         if current is None:
-            self._versions[version] = self._scheduler_for(version, config, strategy)
+            current = self._versions[version] = self._version_of(version, config, strategy)
             self._all = [*self._versions.values(), *self._replaced]
             self._latest = self._best_latest()
-        elif isinstance(current, VersionScheduler):
-            if config != self._configs[version] or strategy is not self._strategies[version]:
-                current.use(batcher_for(config, strategy))
-        elif config != self._configs[version]:
-            current.use_config(config)
+        elif config != self._configs[version] or strategy is not self._strategies[version]:
+            current.use_config(config, strategy)
         self._configs[version] = config
         self._strategies[version] = strategy
-        configured = self._versions[version]
-        configured.is_decoupled = config.is_decoupled
-        if isinstance(configured, VersionScheduler):
-            configured.limit_wait(config.max_queue_wait_us, self._max_queue_wait_us)
+        current.is_decoupled = config.is_decoupled
+        own_us = config.max_queue_wait_us
+        current.limit_wait(self._max_queue_wait_us if own_us is None else own_us)
 
     def take_over(self, now_us: int, sequences: Iterable[StartedSequence], is_complete: bool) -> None:
         """Sets the sequences that the former owner of the queue had. Call before `configure`.
@@ -191,17 +175,17 @@ class ModelScheduler:
 
         There are some only if `may_seek`, after `enqueue` or `sequence_found`.
         """
-        stateful = (version for version in self._versions.values() if isinstance(version, SequenceScheduler))
-        return [sought for version in stateful for sought in version.take_sought()]
+        return [sought for version in self._stateful().values() for sought in version.take_sought()]
+
+    def _stateful(self) -> dict[int, SequenceScheduler]:
+        return {number: of for number, of in self._versions.items() if isinstance(of, SequenceScheduler)}
 
     def sequence_found(self, version: int, id: CorrelationId, found: FoundSequence | None) -> Ended:
         """Has a sequence continue from what is stored of it (None: nothing)."""
-        current = self._versions.get(version)
-        if not isinstance(current, SequenceScheduler):
-            return NOTHING_ENDED
-        return self._forget(((), current.sequence_found(id, found)))
+        current = self._stateful().get(version)
+        return NOTHING_ENDED if current is None else self._forget(((), current.sequence_found(id, found)))
 
-    def _replace(self, replaced: AnyVersion) -> None:
+    def _replace(self, replaced: Version) -> None:
         """Retires a version's scheduler for one of the other kind; `_route` moves the waiting requests there."""
         replaced.is_withdrawn = True
         self._replaced.append(replaced)
@@ -209,11 +193,11 @@ class ModelScheduler:
             request.place = None
             self._unrouted[request] = None
 
-    def _scheduler_for(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> AnyVersion:
-        draw, timeout_us = self._next_batch_id, self._unavailable_timeout_us
+    def _version_of(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> Version:
         if config.sequence_batching is not None:
-            return SequenceScheduler(version, config, draw, timeout_us, self._former)
-        return VersionScheduler(version, batcher_for(config, strategy), draw, unavailable_timeout_us=timeout_us)
+            return SequenceScheduler(version, config, self._next_batch_id, self._unavailable_timeout_us, self._former)
+        former = former_for(config, strategy)
+        return VersionQueue(version, former, self._next_batch_id, self._unavailable_timeout_us)
 
     def set_lifecycle(self, retiring: frozenset[int], given_up: frozenset[int], is_withdrawn: bool) -> None:
         """Sets which versions are being unloaded, which are withdrawn, and whether the model is. Call before
@@ -252,24 +236,10 @@ class ModelScheduler:
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Accepts requests of one gateway; returns those that are rejected, which the caller answers with an error."""
-        if len(self._versions) < 2 or not isinstance(self._latest, SequenceScheduler):
-            return self._enqueue(requests)
-        refused: list[Failure] = []
-        for request in requests:  # one by one, because an earlier one may start the sequence of a later one
-            if request.version == LATEST and not request.sequence_flags & SEQUENCE_START:
-                request.version = self._version_of_sequence(request.correlation_id)
-            refused += self._enqueue([request])
-        return refused
-
-    def _version_of_sequence(self, id: CorrelationId) -> int:
-        """The version that runs this sequence, else the one that lost it; LATEST if none knows it."""
-        if not id:
-            return LATEST
-        stateful = [(number, v) for number, v in self._versions.items() if isinstance(v, SequenceScheduler)]
-        running = [number for number, version in stateful if version.has_sequence(id)]
-        return next(iter(running or [number for number, version in stateful if version.has_lost(id)]), LATEST)
-
-    def _enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
+        if self._latest is not None and self._latest.is_stateful and len(self._versions) > 1:
+            if len(requests) > 1:  # one by one, because an earlier one may start the sequence of a later one
+                return [failure for request in requests for failure in self.enqueue([request])]
+            self._choose_version(requests[0])
         live = self._live[requests[0].gateway]
         new: list[QueuedRequest] = []
         for request in requests:
@@ -297,6 +267,15 @@ class ModelScheduler:
             del live[failure.request.key]
         return refused
 
+    def _choose_version(self, request: QueuedRequest) -> None:
+        """Has a request for the latest version go to the one that runs its sequence, else to the one that lost it."""
+        id = request.correlation_id
+        if not id or request.version != LATEST or request.sequence_flags & SEQUENCE_START:
+            return
+        stateful = self._stateful()
+        running = [number for number, version in stateful.items() if version.has_sequence(id)]
+        request.version = next(iter(running or [number for number, of in stateful.items() if of.has_lost(id)]), LATEST)
+
     def cancel(self, gateway: str, keys: Iterable[int]) -> Ended:
         """Cancels requests whose callers have left: waiting ones end, running ones are left to finish.
 
@@ -314,10 +293,10 @@ class ModelScheduler:
         # Grouped by their place, because searching all queues would take longer the more requests wait.
         over, running = list[QueuedRequest](), list[QueuedRequest]()
         failures: list[Failure] = []
-        waiting: dict[AnyVersion, list[QueuedRequest]] = defaultdict(list)
+        waiting: dict[Version, list[QueuedRequest]] = defaultdict(list)
         for request in cancelled:
             place = request.place
-            if isinstance(place, VersionScheduler | SequenceScheduler):
+            if isinstance(place, Version):
                 waiting[place].append(request)
             elif place is None:
                 del self._unrouted[request]
@@ -328,8 +307,7 @@ class ModelScheduler:
             failures += version.drop_cancelled(requests)
             over += requests
         for version in self._all if running else ():
-            if isinstance(version, SequenceScheduler):
-                failures += version.drop_cancelled(running)  # cancelling a running request ends its sequence
+            failures += version.cancel_running(running)
         return self._forget((over, failures))
 
     def cancelled_in_flight(self, gateway: str, keys: Iterable[int]) -> list[tuple[Batch, list[int]]]:
@@ -349,14 +327,12 @@ class ModelScheduler:
     def direct_request_us(self, batch: Batch) -> int:
         """The expected time of a request, if the worker of `batch` may run more of its own for this version; else 0."""
         version = self._versions.get(batch.version)
-        if isinstance(version, VersionScheduler) and batch.version not in self._retiring:
-            return version.direct_request_us(batch)
-        return 0
+        return 0 if version is None or batch.version in self._retiring else version.direct_request_us(batch)
 
     def record_direct_runs(self, now_us: int, version: int, requests: int, busy_us: int) -> None:
         """Counts requests for a version that a worker has run without this scheduler."""
         current = self._versions.get(version)
-        if isinstance(current, VersionScheduler):
+        if current is not None:
             current.record_direct_runs(now_us, requests, busy_us)
 
     def failures(self) -> dict[int, dict[str, int]]:
@@ -392,14 +368,14 @@ class ModelScheduler:
                     return ended
                 if isinstance(completion, BatchReleased):
                     return ended
-                return concatenate([ended, self._route()]) if _is_stranded(version) else ended
+                return concatenate([ended, self._route()]) if version.is_stranded else ended
         return NOTHING_ENDED
 
     def batches_missing(self, now_us: int, batch_ids: Iterable[int]) -> Ended:
         """Repeats the requests of batches that no worker knows of any more."""
         batch_ids = list(batch_ids)
         lost = [self._forget(version.batches_lost(now_us, batch_ids)) for version in self._all]
-        return concatenate([*lost, self._route()] if any(map(_is_stranded, self._all)) else lost)
+        return concatenate([*lost, self._route()] if any(version.is_stranded for version in self._all) else lost)
 
     def in_flight_on(self, worker: str) -> list[int]:
         """Returns the ids of the batches in flight on `worker`."""
@@ -439,10 +415,10 @@ class ModelScheduler:
             Reason.NOT_READY,
         )
 
-    def _served(self) -> list[AnyVersion]:
+    def _served(self) -> list[Version]:
         return [version for version in self._versions.values() if version.instance_count]
 
-    def _version_for(self, wanted: int) -> AnyVersion | None:
+    def _version_for(self, wanted: int) -> Version | None:
         """Returns the version's scheduler; None while no version is served.
 
         Raises NOT_FOUND for an unknown version while others are served.
@@ -454,7 +430,7 @@ class ModelScheduler:
             )
         return version
 
-    def _best_latest(self) -> AnyVersion | None:
+    def _best_latest(self) -> Version | None:
         """Returns the version for requests for the latest one: one that is served, else one that may be served again."""
         served = self._served()
         staying = [version for version in served if version.version not in self._retiring]
@@ -476,7 +452,7 @@ class ModelScheduler:
         if not waiting:
             return NOTHING_ENDED
         failures: list[Failure] = []
-        at: dict[AnyVersion, list[QueuedRequest]] = defaultdict(list)
+        at: dict[Version, list[QueuedRequest]] = defaultdict(list)
         for request in waiting:
             try:
                 home = self._version_for(request.version)
@@ -504,15 +480,10 @@ class ModelScheduler:
 _version = attrgetter("version")
 
 
-def _is_stranded(version: AnyVersion) -> bool:  # e.g. a batch was lost after its last instance left
-    return version.waiting > 0 and not version.instance_count
-
-
-def _described(version: AnyVersion) -> str:
-    if isinstance(version, SequenceScheduler):
-        state = f"{version.open_sequences} open sequences"
-    else:
-        state = f"{version.forming} requests in the forming batch"
+def _described(version: Version) -> str:
+    state = f"{version.open_sequences} open sequences"
+    if isinstance(version, VersionQueue):
+        state = f"{sum(len(lane.forming.requests) for lane in version.lanes)} requests in the forming batch"
     workers = " ".join(sorted(version.workers())[:MAX_LISTED]) or "no worker"
     instances = f"{version.instance_count} instances on {workers}, {version.busy_instances} busy"
     return f"version {version.version}: {instances}, {state}"
@@ -528,20 +499,3 @@ def _listed(requests: Sequence[QueuedRequest]) -> str:
     more = f" and {len(requests) - MAX_LISTED} more" if len(requests) > MAX_LISTED else ""
     listed = ", ".join(" ".join((gateway, *of)) for gateway, of in keys.items())
     return f"{counts}: {listed}{more}"
-
-
-def batcher_for(config: ModelConfig, strategy: GuardedStrategy | None = None) -> Batcher:
-    """Returns an empty batcher for `config`; `strategy` is the model's own batching rule, if any."""
-    if config.ensemble_scheduling is not None and not config.is_decoupled:
-        # A decoupled request can not be repeated together with others, so those run alone.
-        return EnsembleBatcher()
-    dynamic = config.dynamic_batching
-    if dynamic is None:
-        return DefaultBatcher(runs_singly=runs_singly(config))
-    return DynamicBatcher(
-        max_batch_size=config.max_batch_size,
-        preferred_batch_sizes=dynamic.preferred_batch_size,
-        max_queue_delay_us=dynamic.max_queue_delay_microseconds,
-        rules=QueueRules.of(dynamic),
-        strategy=strategy,
-    )

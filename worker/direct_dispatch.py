@@ -4,7 +4,7 @@ The steps of an ensemble, and the calls of Python models, often name a model tha
 run. The way through stream `LIVE`, the scheduler and back then costs many times what a small model takes. So a scheduler
 that sends a worker a batch with requests of that worker itself may grant it leave (`DirectGrant`) to run further
 requests for that queue and version at once, for a fraction of a second. It does so only for models whose waiting requests
-start as soon as an instance is free, and that are fast (`VersionScheduler.direct_request_us`).
+start as soon as an instance is free, and that are fast (`VersionQueue.direct_request_us`).
 
 The rules here keep what the scheduler promises:
 

@@ -15,8 +15,8 @@ from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.virtual_clock import NEVER, Stuck, VirtualClock
 from benchmarks.simulation.workload import Workload, service_factors, workload_of
 from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.outcome import Ended
 from weir.scheduler.batching.request import NO_FRAME, requests_of
-from weir.scheduler.batching.version_scheduler import Ended
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.instances import Instance
 from weir.schemas.wire.messages import (

@@ -19,8 +19,8 @@ from benchmarks.simulation.owners import TICK_US, Move, Owners, owners_of
 from benchmarks.simulation.traffic import Fleet, FleetScenario
 from benchmarks.simulation.virtual_clock import NEVER, VirtualClock
 from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.outcome import Ended
 from weir.scheduler.batching.request import NO_FRAME, requests_of
-from weir.scheduler.batching.version_scheduler import Ended
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.wire.messages import (

@@ -10,8 +10,8 @@ import numpy as np
 
 from benchmarks.simulation.scenario import Scenario
 from benchmarks.simulation.workload import Workload
+from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.batching.version_scheduler import Failure
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 _NOT_YET = -1

@@ -1,7 +1,7 @@
 """`Admission`: rejects a request on arrival if its expected wait in the queue exceeds the limit.
 
-The cost of a request is estimated from the requests that have run. A new request waits behind all live requests in
-the queue, so its expected wait is the time the instances need for those. After a rejection, the queue must become a
+`Cost` estimates the cost of a request from those that have run. A new request waits behind all live requests in the
+queue, so its expected wait is the time the instances need for those. After a rejection, the queue must become a
 fifth shorter before requests are admitted again: a client that retries then finds room, and callers are not
 alternately admitted and rejected.
 
@@ -14,31 +14,6 @@ from weir.schemas.core.errors import MAX_BACKOFF_US
 
 REOPEN_SHARE = 0.8
 """After a rejection, requests are admitted again once the expected wait is at most this share of the limit."""
-
-MIN_SAMPLES = 16
-"""Requests that must have run before an estimate of their cost is updated."""
-
-
-class RequestCost:
-    """The recent cost of a request, in microseconds of one instance. It is estimated only when `update` is called."""
-
-    __slots__ = ("_busy_us", "_served", "us_per_request")
-
-    def __init__(self) -> None:
-        self.us_per_request = 0.0
-        self._served = 0
-        self._busy_us = 0
-
-    def update(self, served: int, busy_us: int) -> float:
-        """Takes the totals of requests and busy time so far; returns the cost of one request, 0 while it is unknown."""
-        requests = served - self._served
-        # The first requests may include a cold start, but a batch of them is the only estimate.
-        if requests >= MIN_SAMPLES or (requests > 0 and not self.us_per_request):
-            latest = (busy_us - self._busy_us) / requests
-            estimate = self.us_per_request
-            self.us_per_request = (estimate + latest) / 2 if estimate else latest
-            self._served, self._busy_us = served, busy_us
-        return self.us_per_request
 
 
 class Admission:

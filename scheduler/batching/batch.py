@@ -88,6 +88,17 @@ class BatchesInFlight:
         """Returns the ids of the batches that `worker` holds, oldest first."""
         return list(self._by_worker.get(worker, ()))
 
+    @property
+    def staged(self) -> int:
+        """Requests in batches that wait at their instance behind the one it executes."""
+        executing: set[Instance] = set()
+        staged = 0
+        for batch in self._batches.values():
+            if not batch.released:
+                staged += len(batch.requests) if batch.instance in executing else 0
+                executing.add(batch.instance)
+        return staged
+
     def forget(self, worker: str) -> None:
         """Removes a lost worker, whose batches were all popped."""
         self._by_worker.pop(worker, None)

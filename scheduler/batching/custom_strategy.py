@@ -60,32 +60,29 @@ class GuardedStrategy:
     `strategy` is an object of the model's class `BatchStrategy`, `name` is its name in the log.
     """
 
-    __slots__ = ("_batch", "_is_on", "_name", "_strategy")
+    __slots__ = ("_is_on", "_name", "_strategy")
 
     def __init__(self, strategy: Any, name: str) -> None:
         self._strategy = strategy
         self._name = name
         self._is_on = True
-        self._batch: Any = None
 
-    def another(self) -> GuardedStrategy:
-        """Returns a guard of the same strategy, for another queue of the version."""
-        return GuardedStrategy(self._strategy, self._name)
-
-    def begin(self, first: QueuedRequest) -> None:
-        """Starts a batch with this request."""
+    def begin(self, first: QueuedRequest) -> Any:
+        """Starts a batch with this request; returns what the strategy keeps about the batch."""
+        batch: Any = None
         if self._is_on:
             try:
-                self._batch = self._strategy.begin()
-                self._strategy.include(_facts(first), self._batch)
+                batch = self._strategy.begin()
+                self._strategy.include(_facts(first), batch)
             except (Exception, SystemExit):  # noqa: BLE001 - a model's own code, which may raise anything
                 self._disable()
+        return batch
 
-    def includes(self, request: QueuedRequest) -> bool:
-        """Whether this request may join the batch that was started last."""
+    def includes(self, request: QueuedRequest, batch: Any) -> bool:
+        """Whether this request may join `batch`, as `begin` returned it."""
         if self._is_on:
             try:
-                return bool(self._strategy.include(_facts(request), self._batch))
+                return bool(self._strategy.include(_facts(request), batch))
             except (Exception, SystemExit):  # noqa: BLE001 - see `begin`
                 self._disable()
         return True

@@ -5,8 +5,8 @@ The life of a request in a scheduler:
     frame from the stream
       | requests_of
       v
-    QueuedRequest --------> waits in the `Batcher` of its lane (`request.place` is the version's scheduler)
-      ^                       | `Batcher.next_batch`, `Dispatch`
+    QueuedRequest --------> waits in the `Queue` of its lane (`request.place` is its `Version`)
+      ^                       | `Former.next`, `Dispatch`
       |                       v
       |                     `Batch` in `BatchesInFlight`, sent to a worker (`request.place` is the batch's id)
       |                       | outcome of the batch, or the loss of its worker
@@ -86,7 +86,7 @@ class QueuedRequest:
     lost batches that held the request. Only requests with equal shape keys share a batch. `terms` holds the
     scheduling parameters, of which only the types have been checked.
 
-    `place` is where a `ModelScheduler` keeps the request: the scheduler of the version in whose queue it waits, the
+    `place` is where a `ModelScheduler` keeps the request: the version in whose queue it waits, the
     id of the batch in which it runs (an id, because a reference to the batch would be a reference cycle), or None
     before it has a version.
     """

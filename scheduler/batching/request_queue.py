@@ -1,286 +1,213 @@
-"""`OrderedQueue`: waiting requests in the order of priority, deadline and arrival; `QueueRules`: its configuration.
+"""`Queue`: the requests of one lane that wait for a model version, and those of them that its next batch is formed of.
 
-Requests are ordered by priority level. Within a level, requests whose timeout has passed under `timeout_action:
-DELAY` come last; before them, unless the order of arrival was promised, the earliest deadline comes first; then the
-order of arrival decides.
-
-Earliest-deadline-first must not starve a request. So each request counts as due `VIRTUAL_DEADLINE_US` after its
-arrival, or at its deadline if that is sooner. A deadline moves a request forward, a distant one never moves it back,
-and within a level no request is overtaken by one that arrived more than that time later.
-
-Source of the rules: `dynamic_batching` of `config.pbtxt` as Triton reads it. Priority level 1 is the highest; a
-request whose priority is absent, 0 or not a configured level has the default level. A level has its configured
-policy, or else the default one.
+Only the queue knows of cancelled requests: whoever takes requests from it never meets one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
-from itertools import count
-from operator import itemgetter
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterable
 
-from weir.scheduler.batching.request import QueuedRequest
-from weir.schemas.config.model_config import DynamicBatching, QueuePolicy
+from weir.scheduler.batching.ordered_queue import NEVER_US, OrderedQueue
+from weir.scheduler.batching.queue_rules import QueueRules
+from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
 
-VIRTUAL_DEADLINE_US = 1_000_000
-"""When a request without a deadline counts as due, after its arrival."""
-
-NEVER_US = 1 << 63
-"""Later than any time."""
-
-_LEAST_STALE = 64
-
-_Entry = tuple[int, int, int, int, int, int, QueuedRequest]
-"""(level, 1 if delayed, due time, arrival time, key, unique number, request): entries sort in running order."""
-
-_request_of: Callable[[_Entry], QueuedRequest] = itemgetter(6)
+_MIN_CANCELLED = 64
 
 
-class OrderedQueue:
-    """Waiting requests by priority, deadline and arrival. Times are microseconds of the policy clock.
+class Forming:
+    """The first requests of a queue, which a `Former` has taken for the next batch. They still wait.
 
-    `popleft` takes the next request for a batch that is being formed. The request still counts as waiting until
-    `leave`, or until `extendleft` returns it. A request leaves by running, or by being returned from `drop` or
-    `overdue`. A request that is put back after its worker was lost has already met its queue timeout; its deadline
-    still applies.
+    It notes what it knows of them, so that it examines no request twice: their rows (`size`) and bytes, how many of them
+    may be sent before their delay is over (`preferred_length`, 0: none), the next request if that can not join
+    (`closed_by`), whether the batch can not become better (`is_complete`), and what the model's own strategy noted.
     """
 
+    __slots__ = ("closed_by", "is_complete", "noted", "preferred_length", "requests", "size", "size_bytes")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets the requests, which have left or returned."""
+        self.requests: list[QueuedRequest] = []
+        self.size = self.size_bytes = self.preferred_length = 0
+        self.closed_by: QueuedRequest | None = None
+        self.is_complete = False
+        self.noted: object = None
+
+
+class Queue:
+    """Waiting requests, ordered by `rules`. Times are microseconds of the policy clock.
+
+    While requests only need to run in the order of arrival, which is the common and cheapest case, they wait in a plain
+    deque. As soon as one has a deadline, or if the rules require it, the queue `is_timed`: they wait in an `OrderedQueue`.
+    """
+
+    __slots__ = ("_cancelled", "_fifo", "_max_size", "_ordered", "_queue", "forming", "is_timed", "rules")
+
     def __init__(self, rules: QueueRules) -> None:
-        self._rules = rules
-        self._entries: dict[QueuedRequest, _Entry] = {}  # of all waiting requests, including taken ones
-        self._sizes: dict[int, int] = {}  # of non-empty levels only: there may be 2**64 levels
-        self._taken = 0
-        self._numbers = count()
-        # Both heaps may hold stale entries, which are skipped when they reach the top.
-        self._heap: list[_Entry] = []
-        self._expiries: list[tuple[int, int, _Entry]] = []
+        self.rules = rules
+        self._max_size = rules.of_level(1).max_size
+        self._fifo: deque[QueuedRequest] = deque()
+        self._cancelled = 0  # cancelled requests still in `_fifo`, skipped at its front
+        self._ordered = OrderedQueue(rules)
+        self._queue: deque[QueuedRequest] | OrderedQueue = self._fifo if rules.is_plain else self._ordered
+        self.is_timed = not rules.is_plain
+        self.forming = Forming()
 
     def __len__(self) -> int:
-        """Requests that were not taken."""
-        return len(self._entries) - self._taken
+        """Requests waiting."""
+        return len(self._queue) + len(self.forming.requests) - self._cancelled
 
-    def add(self, requests: Iterable[QueuedRequest]) -> list[QueuedRequest]:
-        """Adds requests as long as their levels have room; returns those without room."""
-        refused: list[QueuedRequest] = []
-        for request in requests:
-            level = self._rules.level_of(request)
-            if self._sizes.get(level, 0) < self._rules.of_level(level).max_size:
-                self._add(level, request)
-            else:
-                refused.append(request)
-        return refused
+    def enqueue(self, requests: list[QueuedRequest]) -> list[QueuedRequest]:
+        """Adds requests as long as there is room; returns those without room."""
+        if not self._uses_fifo(requests):
+            return self._ordered.add(requests)
+        fifo = self._fifo
+        room = self._max_size - len(fifo) - len(self.forming.requests) + self._cancelled
+        if room >= len(requests):
+            fifo.extend(requests)
+            return []
+        room = max(0, room)  # requests that were put back may exceed the maximum size
+        fifo.extend(requests[:room])
+        return requests[room:]
 
     def put_back(self, requests: Iterable[QueuedRequest]) -> None:
-        """Adds requests again at their original positions, regardless of the sizes of the levels."""
-        for request in requests:
-            self._add(self._rules.level_of(request), request)
+        """Adds requests that were in a queue before, at their original positions, regardless of the queue's size."""
+        first = list(requests)
+        if not self._uses_fifo(first):
+            self._ordered.put_back(first)
+            return
+        self.return_forming()
+        queue = self._fifo
+        last = max(map(arrival, first), default=None)
+        while last is not None and queue and arrival(queue[0]) < last:
+            first.append(queue.popleft())
+        queue.extendleft(sorted(first, key=arrival, reverse=True))
 
-    def popleft(self) -> QueuedRequest:
-        """Takes the next request. Raises IndexError if the queue is empty."""
-        while True:
-            entry = heappop(self._heap)
-            request = entry[-1]
-            if self._entries.get(request) is entry:
-                self._taken += 1
-                return request
+    # For a batch
 
-    def first(self) -> QueuedRequest | None:
-        """Returns the request that `popleft` would take next, or None."""
-        heap, entries = self._heap, self._entries
-        while heap:
-            request = heap[0][-1]
-            if entries.get(request) is heap[0]:
-                return request
-            heappop(heap)
-        return None
+    def front(self, most: int) -> deque[QueuedRequest] | OrderedQueue:
+        """Returns the waiting requests for a caller that takes at most `most` of them, by `popleft`.
 
-    def is_before(self, request: QueuedRequest, other: QueuedRequest) -> bool:
-        """Whether waiting request `request` runs before waiting request `other`."""
-        return self._entries[request] < self._entries[other]
-
-    def extendleft(self, requests: Iterable[QueuedRequest]) -> None:
-        """Returns taken requests to the queue, in any order."""
-        for request in requests:
-            self._taken -= 1
-            heappush(self._heap, self._entries[request])
+        They still wait until `leave` or `take_formed`; `extendleft` returns them.
+        """
+        if self._cancelled:
+            live: list[QueuedRequest] = []
+            while self._cancelled and self._fifo and len(live) < most:
+                request = self._fifo.popleft()
+                if request.cancelled:
+                    self._cancelled -= 1
+                else:
+                    live.append(request)
+            self._fifo.extendleft(reversed(live))
+        return self._queue
 
     def leave(self, requests: Iterable[QueuedRequest]) -> None:
-        """Removes taken requests: they run."""
-        for request in requests:
-            self._taken -= 1
-            self._forget(request)
-        self._compact()
+        """Removes requests that were taken: they run."""
+        if self.is_timed:
+            self._ordered.leave(requests)
 
-    def drop(self, requests: Iterable[QueuedRequest]) -> None:
-        """Removes requests that were not taken."""
-        for request in requests:
-            self._forget(request)
-        self._compact()
+    def take_formed(self, length: int) -> list[QueuedRequest]:
+        """Removes and returns the first `length` requests of the forming batch: they run. The others return."""
+        batch = self.forming.requests
+        self.forming.clear()
+        if length < len(batch):
+            self._queue.extendleft(reversed(batch[length:]))
+            del batch[length:]
+        if self.is_timed:
+            self._ordered.leave(batch)
+        return batch
+
+    def return_forming(self) -> None:
+        """Returns the requests of the forming batch: the queue changes."""
+        if self.forming.requests:
+            self._queue.extendleft(reversed(self.forming.requests))
+            self.forming.clear()
+
+    def is_overtaken(self) -> bool:
+        """Whether another request than those of the forming batch is now the first, or the one that closed it is gone."""
+        first, forming = self._ordered.first(), self.forming
+        if forming.closed_by is not None:
+            return first is not forming.closed_by
+        return first is not None and self._ordered.is_before(first, forming.requests[-1])
+
+    # Other ends of waiting
+
+    def take_arrived_by(self, arrived_by_us: int, most: int) -> list[QueuedRequest]:
+        """Removes and returns at most `most` requests from the front of the queue that arrived by `arrived_by_us`."""
+        self.return_forming()
+        waiting, taken = self.front(most + 1), list[QueuedRequest]()
+        while waiting and len(taken) < most:
+            request = waiting.popleft()
+            if request.enqueued_us > arrived_by_us:
+                waiting.extendleft((request,))
+                break
+            taken.append(request)
+        self.leave(taken)
+        return taken
+
+    def take_all_arrived_by(self, arrived_by_us: int) -> list[QueuedRequest]:
+        """Removes and returns all requests that arrived by `arrived_by_us`."""
+        waiting = self.drain()
+        self.put_back(request for request in waiting if request.enqueued_us > arrived_by_us)
+        return [request for request in waiting if request.enqueued_us <= arrived_by_us]
+
+    def drop_cancelled(self, requests: list[QueuedRequest]) -> None:
+        """Removes these waiting requests, which were cancelled."""
+        self.return_forming()  # one of them may be in the forming batch, or limit it
+        if self.is_timed:
+            self._ordered.drop(requests)
+            return
+        self._cancelled += len(requests)
+        if self._cancelled > len(self._fifo) // 2 + _MIN_CANCELLED:
+            # Searching for each request would be quadratic, and without this purge they might stay forever.
+            self._purge_cancelled()
 
     def drain(self) -> list[QueuedRequest]:
-        """Empties the queue and returns all requests in order. None may be taken."""
-        requests = [_request_of(entry) for entry in sorted(self._entries.values())]
-        self._entries.clear()
-        self._sizes.clear()
-        self._heap.clear()
-        self._expiries.clear()
+        """Empties the queue and returns all requests in order."""
+        self.return_forming()
+        if self.is_timed:
+            return self._ordered.drain()
+        self._purge_cancelled()
+        requests = list(self._fifo)
+        self._fifo.clear()
         return requests
 
     @property
-    def next_expiry_us(self) -> int:
-        """When the next timeout or deadline passes; `NEVER_US` without any."""
-        expiries, entries = self._expiries, self._entries
-        while expiries:
-            at_us, _, entry = expiries[0]
-            if entries.get(entry[-1]) is entry:
-                return at_us
-            heappop(expiries)
-        return NEVER_US
+    def next_timeout_us(self) -> int:
+        """When `overdue` will have work if nothing else happens; `NEVER_US` if never."""
+        return self._ordered.next_expiry_us if self.is_timed else NEVER_US
 
     def overdue(self, now_us: int) -> list[QueuedRequest]:
-        """Handles requests whose timeout or deadline has passed: delays some, removes and returns those to be rejected.
+        """Removes and returns the requests whose timeout or deadline has passed."""
+        if self.next_timeout_us > now_us:
+            return []
+        self.return_forming()
+        return self._ordered.overdue(now_us)
 
-        None may be taken.
-        """
-        refused: list[QueuedRequest] = []
-        while self.next_expiry_us <= now_us:
-            at_us, _, entry = heappop(self._expiries)
-            level, _, _, came_us, key, number, request = entry
-            deadline_us = request.terms.deadline_us
-            if 0 < deadline_us <= now_us or not self._rules.of_level(level).delays:
-                self._forget(request)
-                refused.append(request)
-                continue
-            # Delayed requests are ordered by when their timeouts passed.
-            delayed = self._entries[request] = (level, 1, at_us, came_us, key, number, request)
-            heappush(self._heap, delayed)
-            if deadline_us:
-                heappush(self._expiries, (deadline_us, number, delayed))
-        self._compact()
-        return refused
+    def _purge_cancelled(self) -> None:
+        live = [request for request in self._fifo if not request.cancelled]
+        self._fifo.clear()
+        self._fifo.extend(live)
+        self._cancelled = 0
 
-    def _add(self, level: int, request: QueuedRequest) -> None:
-        rules, came_us, deadline_us = self._rules, request.enqueued_us, request.terms.deadline_us
-        due_us = 0
-        if rules.is_deadline_first:
-            due_us = came_us + VIRTUAL_DEADLINE_US
-            if 0 < deadline_us < due_us:
-                due_us = deadline_us
-        number = next(self._numbers)
-        entry = (level, 0, due_us, came_us, request.key, number, request)
-        self._entries[request] = entry
-        self._sizes[level] = self._sizes.get(level, 0) + 1
-        heappush(self._heap, entry)
-        timeout_us = 0 if request.attempts else rules.of_level(level).timeout_of(request)
-        expiry_us = came_us + timeout_us if timeout_us else NEVER_US
-        if 0 < deadline_us < expiry_us:
-            expiry_us = deadline_us
-        if expiry_us < NEVER_US:
-            heappush(self._expiries, (expiry_us, number, entry))
-
-    def _forget(self, request: QueuedRequest) -> None:
-        level: int = self._entries.pop(request)[0]
-        if self._sizes[level] == 1:
-            del self._sizes[level]
-        else:
-            self._sizes[level] -= 1
-
-    def _compact(self) -> None:
-        """Removes stale heap entries: most requests leave before their timeout, and their entries must not pile up."""
-        most = 2 * len(self._entries) + _LEAST_STALE
-        if len(self._heap) > most:
-            self._heap = [entry for entry in self._heap if self._entries.get(entry[-1]) is entry]
-            heapify(self._heap)
-        if len(self._expiries) > most:
-            self._expiries = [expiry for expiry in self._expiries if self._entries.get(expiry[2][-1]) is expiry[2]]
-            heapify(self._expiries)
-
-
-DEFAULT_MAX_QUEUE_SIZE = 10_000
-"""Requests of a lane that may wait for one version, at each level, if the configuration sets no `max_queue_size`."""
-
-
-class LevelRules(NamedTuple):
-    """The queue policy of one priority level: at most `max_size` requests wait, counting those already in the queue.
-
-    `timeout_us` (0: none) is the longest wait. With `delays`, a request that reaches it moves behind all others of
-    its level; otherwise it is rejected. `allows_override` lets a request set a smaller timeout, never a larger one,
-    and none if there is no default.
-    """
-
-    max_size: int = DEFAULT_MAX_QUEUE_SIZE
-    timeout_us: int = 0
-    delays: bool = False
-    allows_override: bool = False
-
-    def timeout_of(self, request: QueuedRequest) -> int:
-        """Returns how long `request` may wait, in microseconds; 0 means without limit."""
-        wanted = request.terms.timeout_us if self.allows_override else 0
-        return wanted if 0 < wanted < self.timeout_us else self.timeout_us
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRules:
-    """The queue configuration of one model version. `levels` is 0 or 1 if the model has no priorities.
-
-    With `is_deadline_first`, requests with a deadline may run before others of their level. `may_stage`: a batch may
-    be sent to an instance that still executes another.
-    """
-
-    default: LevelRules = field(default_factory=LevelRules)
-    levels: int = 0
-    default_level: int = 1
-    by_level: Mapping[int, LevelRules] = field(default_factory=dict)
-    is_deadline_first: bool = True
-    may_stage: bool = True
-
-    @classmethod
-    def of(cls, dynamic: DynamicBatching) -> QueueRules:
-        """Creates the rules of a dynamic batcher's configuration."""
-        by_level = dynamic.priority_queue_policy if dynamic.priority_levels else {}
-        policies = [policy for policy in (dynamic.default_queue_policy, *by_level.values()) if policy]
-        return cls(
-            _level_rules(dynamic.default_queue_policy),
-            dynamic.priority_levels,
-            dynamic.default_priority_level,
-            {level: _level_rules(policy) for level, policy in by_level.items()},
-            # If responses must leave in the order of arrival, running a request earlier does not bring them forward.
-            is_deadline_first=not dynamic.preserve_ordering,
-            # A staged request can not be overtaken by a higher priority, does not time out and does not count in the
-            # queue's size. With any of these settings, requests stay in the queue until an instance is free, as in Triton.
-            may_stage=dynamic.priority_levels <= 1 and not any(map(_is_policy, policies)),
-        )
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether requests without a deadline simply run in the order of arrival and never time out."""
-        return self.levels <= 1 and not self.of_level(1).timeout_us
-
-    def level_of(self, request: QueuedRequest) -> int:
-        """Returns the priority level of a request; 1 is the highest."""
-        if self.levels <= 1:
-            return 1
-        priority = request.terms.priority
-        return priority if 1 <= priority <= self.levels else self.default_level
-
-    def of_level(self, level: int) -> LevelRules:
-        """Returns the policy of a level."""
-        return self.by_level.get(level, self.default)
-
-
-def _level_rules(policy: QueuePolicy | None) -> LevelRules:
-    if policy is None:
-        return LevelRules()
-    return LevelRules(
-        policy.max_queue_size or DEFAULT_MAX_QUEUE_SIZE,
-        policy.default_timeout_microseconds,
-        policy.timeout_action == "DELAY",
-        policy.allow_timeout_override,
-    )
-
-
-def _is_policy(policy: QueuePolicy) -> bool:
-    return bool(policy.max_queue_size or policy.default_timeout_microseconds or policy.allow_timeout_override)
+    def _uses_fifo(self, coming: Iterable[QueuedRequest]) -> bool:
+        """Whether the plain queue still suffices with these requests; switches to the ordered queue and back as needed."""
+        if not self.is_timed:
+            for request in coming:
+                if request.terms is not NO_TERMS and request.terms.deadline_us:
+                    break
+            else:
+                return True
+            waiting = self.drain()
+            self._queue = self._ordered
+            self.is_timed = True
+            self._ordered.put_back(waiting)
+            return False
+        if self.rules.is_plain and not len(self):
+            self._queue = self._fifo
+            self.is_timed = False
+            return self._uses_fifo(coming)
+        return False

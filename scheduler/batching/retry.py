@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.batching.request import QueuedRequest
+from weir.schemas.core.errors import Reason, WeirError, internal, unavailable
+from weir.schemas.core.request_limits import cancelled_error
 
 MAX_ATTEMPTS = 4
 _ALONE_FROM_ATTEMPT = 2
+
+TOO_MANY_LOSSES = "the model's worker or process died {} times while running this request"
+"""The error of a request that was lost too often, which may be what kills or hangs workers."""
+
+LOST_STREAM = "the model's worker was lost while it was streaming the response; the request may be sent again"
+"""The error of a request whose worker was lost while some of its responses may have been delivered: no retry."""
+
+LOST_STEPS = "the ensemble's worker was lost while it ran a request of sequence {}: start the sequence again"
+"""The error of a sequence's request to an ensemble whose worker was lost: models of its steps may have counted it."""
 
 
 class RetryPolicy:
@@ -24,18 +36,44 @@ class RetryPolicy:
         """Whether the request was lost too often."""
         return request.attempts >= self._max_attempts
 
-    def after_loss(self, batch: Iterable[QueuedRequest]) -> tuple[list[QueuedRequest], list[QueuedRequest]]:
-        """Returns (requests to repeat, requests to fail), each in the order of the batch; cancelled ones are in neither."""
+    def after_loss(
+        self, batch: Iterable[QueuedRequest], has_steps: bool = False
+    ) -> tuple[list[QueuedRequest], list[Failure]]:
+        """Returns the requests to repeat and those that fail, in the order of the batch; cancelled ones are in neither.
+
+        With `has_steps`, a request ran on other models, which may have applied it to the state of its sequence and must
+        not see it twice.
+        """
         again: list[QueuedRequest] = []
-        exhausted: list[QueuedRequest] = []
+        failures: list[Failure] = []
         for request in batch:
             if request.cancelled:
+                continue
+            if has_steps and request.correlation_id:
+                error = unavailable(LOST_STEPS.format(request.correlation_id), Reason.SEQUENCE_LOST)
+                failures.append(Failure(request, error))
                 continue
             request.attempts += 1
             if request.attempts >= _ALONE_FROM_ATTEMPT:
                 request.run_alone()
-            (exhausted if self.is_exhausted(request) else again).append(request)
-        return again, exhausted
+            if self.is_exhausted(request):
+                failures.append(Failure(request, too_many_losses(request)))
+            else:
+                again.append(request)
+        return again, failures
+
+
+def stream_lost(request: QueuedRequest) -> Failure:
+    """Returns the end of a request whose responses can not be repeated.
+
+    A cancelled one gets an error too: a caller may still listen to how its stream ends.
+    """
+    return Failure(request, cancelled_error() if request.cancelled else unavailable(LOST_STREAM))
+
+
+def too_many_losses(request: QueuedRequest) -> WeirError:
+    """Returns the error of a request that was lost too often."""
+    return internal(TOO_MANY_LOSSES.format(request.attempts), Reason.KILLED_WORKERS)
 
 
 class UnservedTimeout:

@@ -1,4 +1,4 @@
-"""`Placement`: decides which instance of a model version takes the next batch, over all workers that hold the version.
+"""`Instances`: decides which instance of a model version takes the next batch, over all workers that hold the version.
 
 An instance may hold as many batches as its window has places: one executes, the others are staged behind it, so that
 the device does not wait for the bus between two batches. Instances are filled breadth-first: the next batch goes to one
@@ -26,7 +26,6 @@ STAGING_LEAD_US = 500
 FIRST_BACKOFF_US, MAX_BACKOFF_US = 20_000, 1_000_000
 """How long an instance that ran nothing stays closed: twice as long each time, until it has run something."""
 
-_SMOOTHING = 0.2
 _NEVER_US = 1 << 62
 
 
@@ -66,8 +65,16 @@ class Instance:
     def __repr__(self) -> str:
         return f"Instance({self.worker}, {self.number}, held={self.held})"
 
+    def stages_partial_at_us(self, us_per_row: float) -> int | None:
+        """Returns when a batch that could still grow should be staged behind the executing one; None for never."""
+        expected_us = us_per_row * self.rows
+        if expected_us < 2 * STAGING_LEAD_US:
+            # Such a short batch ends before waiting for it costs anything, and letting the next one grow saves more.
+            return None
+        return self.begun_us + int(expected_us) - STAGING_LEAD_US
 
-class Placement:
+
+class Instances:
     """The instances of one model version, and what they hold: `window` batches each. Times are microseconds."""
 
     def __init__(self) -> None:
@@ -77,16 +84,15 @@ class Placement:
         # the first idle one is the longest idle, and the first one with one batch started it first. A plain dict keeps
         # that order too, but finding its first key scans all entries deleted before it.
         self._by_held = tuple(OrderedDict[Instance, None]() for _ in range(MAX_WINDOW + 1))
-        self._closed: dict[Instance, None] = {}  # present instances that take no batch now
+        self.closed: dict[Instance, None] = {}  # present instances that take no batch now
         self._fewest = 0  # no open instance holds fewer batches
         self.window = SLOTS
-        self._us_per_row = 0.0
         self._hosts: dict[str, int] = {}  # number of workers on each host
         # Idle instances by host, in the same order; None while all are on one host, the common case.
         self._idle_on: dict[str, OrderedDict[Instance, None]] | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_held)) + len(self._closed)
+        return sum(map(len, self._by_held)) + len(self.closed)
 
     def workers(self) -> set[str]:
         """Returns the workers that hold an instance."""
@@ -143,14 +149,6 @@ class Placement:
         idle = self._idle_on.get(host) if self._idle_on is not None else None
         return next(iter(idle)) if idle else None
 
-    def stage_partial_at_us(self, instance: Instance) -> int | None:
-        """Returns when a batch that could still grow should be staged behind the executing one; None for never."""
-        expected_us = self._us_per_row * instance.rows
-        if expected_us < 2 * STAGING_LEAD_US:
-            # Such a short batch ends before waiting for it costs anything, and letting the next one grow saves more.
-            return None
-        return instance.begun_us + int(expected_us) - STAGING_LEAD_US
-
     def occupy(self, instance: Instance, now_us: int, rows: int = 1, alone: bool = False) -> None:
         """Records that `instance`, as returned by `next_slot`, holds one more batch, of `rows` rows.
 
@@ -168,18 +166,13 @@ class Placement:
         instance.held = held + 1
         if alone:
             instance.opens_us = _NEVER_US
-            self._closed[instance] = None
+            self.closed[instance] = None
         else:
             self._by_held[held + 1][instance] = None
 
     def free(self, instance: Instance, now_us: int, busy_us: int) -> None:
         """Records that `instance` has finished a batch that kept it busy for `busy_us` (0: unknown)."""
         if busy_us > 0:
-            # Per row, since the next batch may be of another size. If larger batches are cheaper per row, this predicts
-            # too long a time and stages a little late: that costs a hop, whereas a batch cut short costs rows.
-            per_row = busy_us / max(1, instance.rows)
-            average = self._us_per_row
-            self._us_per_row = average + _SMOOTHING * (per_row - average) if average else per_row
             instance.backoff_us = FIRST_BACKOFF_US
         held = instance.held
         instance.begun_us = now_us  # start of the staged batch, if any
@@ -211,23 +204,17 @@ class Placement:
             del self._idle_on[instance.host][instance]
         instance.opens_us = now_us + instance.backoff_us
         instance.backoff_us = min(2 * instance.backoff_us, MAX_BACKOFF_US)
-        self._closed[instance] = None
+        self.closed[instance] = None
 
-    @property
-    def opens_us(self) -> int | None:
-        """When the next closed instance opens by itself; None if none does."""
-        if not self._closed:
-            return None
-        first_us = min(instance.opens_us for instance in self._closed)
-        return first_us if first_us < _NEVER_US else None
-
-    def open_due(self, now_us: int) -> None:
-        """Opens the instances whose back-off is over."""
-        for instance in [instance for instance in self._closed if instance.opens_us <= now_us]:
+    def open_due(self, now_us: int) -> int | None:
+        """Opens the instances whose back-off is over; returns when the next one opens by itself, None if none does."""
+        for instance in [instance for instance in self.closed if instance.opens_us <= now_us]:
             self._open(instance)
+        opens_us = min((instance.opens_us for instance in self.closed), default=_NEVER_US)
+        return opens_us if opens_us < _NEVER_US else None
 
     def _open(self, instance: Instance) -> None:
-        del self._closed[instance]
+        del self.closed[instance]
         instance.opens_us = 0
         self._add_open(instance)
 
@@ -245,14 +232,14 @@ class Placement:
             return
         instance.present = True
         if instance.opens_us:
-            self._closed[instance] = None
+            self.closed[instance] = None
         else:
             self._add_open(instance)
 
     def _remove(self, instances: dict[int, Instance], instance: Instance) -> None:
         instance.present = False
         if instance.opens_us:
-            del self._closed[instance]
+            del self.closed[instance]
             if instance.opens_us < _NEVER_US:
                 instance.opens_us = 0  # the worker knows better, if it offers the instance again
         else:

@@ -35,17 +35,20 @@ def runs_singly(config: ModelConfig) -> bool:
 
 
 class Window:
-    """The window of all instances of one version. Times are microseconds."""
+    """The window of all instances of one version. Times are microseconds.
 
-    __slots__ = ("_limit", "_narrow_left")
+    `narrow_left` batches must end before a window that was narrowed is wide again.
+    """
+
+    __slots__ = ("_limit", "narrow_left")
 
     def __init__(self) -> None:
         self._limit = SLOTS
-        self._narrow_left = 0  # batches that must end before the window is wide again
+        self.narrow_left = 0
 
     def size(self, us_each: float, is_wide: bool) -> int:
         """Returns how many batches an instance may hold, if one takes `us_each` (0: unknown) and windows may be wide."""
-        if self._narrow_left:
+        if self.narrow_left:
             return self._limit
         if not (is_wide and us_each):
             return SLOTS
@@ -55,10 +58,10 @@ class Window:
         """Records that a batch kept its instance busy for `busy_us`."""
         if busy_us >= SLOW_US:
             self.narrow()
-        elif self._narrow_left:
-            self._narrow_left -= 1
+        elif self.narrow_left:
+            self.narrow_left -= 1
 
     def narrow(self, limit: int = SLOTS) -> None:
         """Lets each instance hold only `limit` batches for a while."""
         self._limit = limit
-        self._narrow_left = NARROW_BATCHES
+        self.narrow_left = NARROW_BATCHES

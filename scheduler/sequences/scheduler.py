@@ -1,6 +1,6 @@
 """`SequenceScheduler`: the batches of a version whose model keeps state between requests.
 
-It replaces `VersionScheduler` if the configuration has `sequence_batching`. In addition to its promises:
+It replaces `VersionQueue` if the configuration has `sequence_batching`. In addition to its promises:
 - the requests of a sequence run on one instance, one after another, in the order of arrival;
 - a sequence whose instance is lost ends: each of its requests gets an error that names it, and so do later ones
   until it is started again. It never continues with a foreign state;
@@ -17,25 +17,19 @@ sequence, and runs again as long as its model reschedules it. Times are microsec
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import NamedTuple
 
 from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.custom_strategy import GuardedStrategy
+from weir.scheduler.batching.ordered_queue import NEVER_US
+from weir.scheduler.batching.outcome import NOTHING_ENDED, TIMEOUT_EXPIRED, Ended, Failure
 from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.batching.request_queue import NEVER_US
-from weir.scheduler.batching.version_scheduler import (
-    NOTHING_ENDED,
-    TIMEOUT_EXPIRED,
-    TOO_MANY_LOSSES,
-    UNAVAILABLE_TIMEOUT_US,
-    Ended,
-    Failure,
-    VersionState,
-)
+from weir.scheduler.batching.retry import too_many_losses
+from weir.scheduler.batching.version import UNAVAILABLE_TIMEOUT_US, Version
 from weir.scheduler.sequences.sequence import CorrelationId, SlottedInstance, StatefulSequence
 from weir.scheduler.sequences.table import MAX_LOST, SequenceTable
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, overloaded, unavailable
+from weir.schemas.core.errors import ErrorCode, Reason, WeirError, invalid, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from weir.schemas.wire.messages import NO_REPLY, BatchCompletion, BatchEnded, BatchLost, BatchReleased
@@ -99,12 +93,14 @@ NO_FORMER_SEQUENCES = FormerSequences({}, None, is_complete=True)
 """The queue had no former owner."""
 
 
-class SequenceScheduler(VersionState):
+class SequenceScheduler(Version):
     """Schedules one version of a stateful model. `config` has `sequence_batching`.
 
     `former` are the sequences of a former owner of the queue, which were lost with it. The other arguments are those of
-    `VersionScheduler`.
+    `Version`.
     """
+
+    is_stateful = True
 
     def __init__(
         self,
@@ -114,8 +110,7 @@ class SequenceScheduler(VersionState):
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
         former: FormerSequences = NO_FORMER_SEQUENCES,
     ) -> None:
-        super().__init__(version, unavailable_timeout_us)
-        self._next_batch_id = next_batch_id or count(1).__next__
+        super().__init__(version, next_batch_id, unavailable_timeout_us)
         self._table = SequenceTable(0, 0, next_run=self._next_batch_id)
         self.use_config(config)
         longest_us = self._table.idle_us + TAKEOVER_US
@@ -128,8 +123,8 @@ class SequenceScheduler(VersionState):
         self._own_ids = 0  # ids assigned to iterative sequences so far
         self.is_decoupled = config.is_decoupled
 
-    def use_config(self, config: ModelConfig) -> None:
-        """Applies a new configuration. Existing instances keep their number of slots."""
+    def use_config(self, config: ModelConfig, strategy: GuardedStrategy | None = None) -> None:
+        """Applies a new configuration; sequences have no custom rule. Existing instances keep their number of slots."""
         batching = config.sequence_batching
         assert batching is not None  # noqa: S101 - this class is chosen for such configurations
         self._model = config.name
@@ -154,14 +149,9 @@ class SequenceScheduler(VersionState):
         return self._table.waiting_in[lane]
 
     @property
-    def open_sequences(self) -> int:
+    def open_sequences(self) -> int:  # type: ignore[override]
         """Sequences that have started and not ended."""
         return self._table.open_sequences
-
-    @property
-    def staged(self) -> int:
-        """Requests staged at their instance: 0, because an instance gets one batch at a time."""
-        return 0
 
     @property
     def instance_count(self) -> int:
@@ -187,9 +177,7 @@ class SequenceScheduler(VersionState):
 
     def needs(self, worker: str) -> bool:
         """Whether `worker` runs something, holds a sequence, or is the only one that could run what waits."""
-        if self._in_flight.on(worker) or self._table.holds(worker):
-            return True
-        return bool(self.waiting) and self.workers() <= {worker}
+        return self._table.holds(worker) or super().needs(worker)
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Adds requests to their sequences; returns those that are rejected, by Triton's rules."""
@@ -203,9 +191,9 @@ class SequenceScheduler(VersionState):
                 refused.append(Failure(request, error))
         return refused
 
-    def put_back(self, requests: Iterable[QueuedRequest]) -> list[Failure]:
+    def put_back(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Adds requests that waited elsewhere."""
-        return self.enqueue(list(requests))
+        return self.enqueue(requests)
 
     def drain(self) -> list[QueuedRequest]:
         """Takes out the requests of sequences that have not started; started ones stay bound here."""
@@ -218,10 +206,14 @@ class SequenceScheduler(VersionState):
         """
         return list(self._lost((), self._table.lose_started())[1])
 
-    def drop_cancelled(self, cancelled: Iterable[QueuedRequest]) -> list[Failure]:
+    def cancel_running(self, requests: list[QueuedRequest]) -> list[Failure]:
+        """Ends the sequences of running requests, which were cancelled."""
+        return self.drop_cancelled(requests)
+
+    def drop_cancelled(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Ends the sequences of cancelled requests: later requests would make no sense without them."""
         failures: list[Failure] = []
-        for request in cancelled:
+        for request in requests:
             sequence = self._table.find(request)
             if sequence is None:
                 continue
@@ -262,8 +254,7 @@ class SequenceScheduler(VersionState):
         assert isinstance(batch, SequenceBatch)  # noqa: S101 - this class sends no others
         if not isinstance(completion, BatchEnded):
             return self._instance_lost(now_us, batch)
-        self.served += len(batch.requests)
-        self.busy_us += max(0, completion.busy_us)
+        self.cost.record(len(batch.requests), max(0, completion.busy_us))
         rescheduled = completion.rescheduled
         repeated = batch.requests_at(rescheduled) if rescheduled and self._is_iterative else ()
         completed: list[QueuedRequest] = []
@@ -307,13 +298,6 @@ class SequenceScheduler(VersionState):
         if self.instance_count:
             self._unserved.renew()
         return failures
-
-    def worker_lost(self, now_us: int, worker: str) -> Ended:
-        """Removes a lost worker, and with it the state of its sequences."""
-        running = self.batches_lost(now_us, self.in_flight_on(worker))
-        self._in_flight.forget(worker)
-        waiting = self.set_instances(worker, 0)
-        return running[0], [*running[1], *waiting]
 
     def expire(self, now_us: int) -> list[QueuedRequest]:
         """Takes out requests that waited too long, and ends idle sequences, which would occupy their worker forever."""
@@ -487,7 +471,7 @@ class SequenceScheduler(VersionState):
         if request.cancelled:
             return cancelled_error()  # a caller may still listen to how its stream of responses ends
         if self._retry.is_exhausted(request):
-            return internal(TOO_MANY_LOSSES.format(request.attempts), Reason.KILLED_WORKERS)
+            return too_many_losses(request)
         return state_lost(request, self._model)
 
     def _batch(self, instance: SlottedInstance, chosen: list[StatefulSequence]) -> Batch:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from weir.scheduler.batching.ordered_queue import NEVER_US
 from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.batching.request_queue import NEVER_US
 from weir.scheduler.sequences.sequence import (
     CorrelationId,
     ReplayBudget,

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from weir.scheduler.batching.batch import Batch
-from weir.scheduler.batching.dynamic_batcher import MAX_BATCH_BYTES
-from weir.scheduler.batching.version_scheduler import Failure
+from weir.scheduler.batching.former import MAX_BATCH_BYTES
+from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.sequences.scheduler import SequenceBatch
 from weir.scheduler.service.owned_queue import OwnedQueue
 from weir.schemas.wire.messages import (

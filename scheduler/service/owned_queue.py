@@ -23,8 +23,8 @@ from weir.bus.streams.declarations import AcquiredQueue, acquire_live_consumer, 
 from weir.bus.streams.pull import StandingPull
 from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
+from weir.scheduler.batching.outcome import Ended
 from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.batching.version_scheduler import Ended
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.sequences.scheduler import SequenceScheduler
 from weir.scheduler.service.clock import DeadlineTimer

@@ -13,7 +13,7 @@ from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
 from weir.runtime.log_limiter import LogLimiter
 from weir.scheduler.batching.custom_strategy import StrategyFiles
-from weir.scheduler.batching.version_scheduler import Ended
+from weir.scheduler.batching.outcome import Ended
 from weir.scheduler.placement.placement_view import is_unloading, partition_view, placement_view
 from weir.scheduler.service.owned_queue import OwnedQueue
 from weir.scheduler.service.statistics import reset_unloaded_failures

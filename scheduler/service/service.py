@@ -36,9 +36,9 @@ from weir.runtime.log_limiter import LogLimiter
 from weir.runtime.ticks import next_tick
 from weir.scheduler.batching.batch import Batch, BatchReconciler
 from weir.scheduler.batching.custom_strategy import StrategyFiles
-from weir.scheduler.batching.lanes import LIVE
+from weir.scheduler.batching.dispatch import LIVE
+from weir.scheduler.batching.outcome import NOTHING_ENDED, Ended, Failure
 from weir.scheduler.batching.request import QueuedRequest, by_frame, requests_of
-from weir.scheduler.batching.version_scheduler import NOTHING_ENDED, Ended, Failure
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.sequences.scheduler import FoundSequence, SoughtSequence
 from weir.scheduler.sequences.sequence import replay_of

@@ -12,9 +12,9 @@ from typing import Any
 from weir.bus.naming.live_queues import LiveQueue
 from weir.runtime.loop_lag import process_health
 from weir.runtime.processes.usage import process_usage
-from weir.scheduler.batching.admission import RequestCost
-from weir.scheduler.batching.lanes import BATCH, LIVE
-from weir.scheduler.model_scheduler import AnyVersion, ModelScheduler
+from weir.scheduler.batching.dispatch import BATCH
+from weir.scheduler.batching.version import Version
+from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.desired_workers import DesiredWorkers, Load
 from weir.schemas.core.requests import Lane
 from weir.schemas.wire.registry import ModelRecord, ModelState
@@ -110,7 +110,6 @@ class LoadSignals:
         self._partitions = 1
         self._active_us: dict[int, int] = {}  # when each version was last active
         self._served: dict[int, int] = {}
-        self._costs: dict[int, RequestCost] = {}
         self._utilization = Utilization()
         self._instances = 0
         self.arrived = 0
@@ -138,11 +137,11 @@ class LoadSignals:
         self._instances = instances = sum(version.instance_count for version in active)
         workers = {worker for version in active for worker in version.workers()}
         busy = sum(version.busy_instances for version in active)
-        busy_us = sum(version.busy_us for version in every)
+        busy_us = sum(version.cost.busy_us for version in every)
         self._utilization.update(now_us, busy_us, busy, instances)
         load = Load(
             self.arrived,
-            sum(version.served for version in every),
+            sum(version.cost.served for version in every),
             busy_us,
             self._scheduler.waiting,
             busy > 0,
@@ -163,24 +162,17 @@ class LoadSignals:
             "instances": self._instances,
             "utilization": self._utilization.value,
             "desired_workers": desired,
-            "expected_wait_us": max(map(self._expected_wait_us, versions), default=0),
+            "expected_wait_us": max((int(v.expected_wait_us()) for v in versions if v.instance_count), default=0),
             "refused": refused,
         }
 
-    def _expected_wait_us(self, version: AnyVersion) -> int:
-        cost = self._costs.get(version.version)
-        if cost is None or not version.instance_count:
-            return 0
-        return int(version.waiting_in(LIVE) * cost.us_per_request / version.instance_count)
-
-    def _active(self, now_us: int) -> list[AnyVersion]:
+    def _active(self, now_us: int) -> list[Version]:
         """Returns the recently active versions, or else the latest: idle versions have instances, but no load."""
         versions = self._scheduler.versions()
         for number, version in versions.items():
-            if version.served != self._served.get(number, 0) or version.waiting or version.busy_instances:
+            if version.cost.served != self._served.get(number, 0) or version.waiting or version.busy_instances:
                 self._active_us[number] = now_us
-            self._served[number] = version.served
-            self._costs.setdefault(number, RequestCost()).update(version.served, version.busy_us)
+            self._served[number] = version.cost.served
         late_us = now_us - _ACTIVE_US
         active = [v for n, v in versions.items() if v.instance_count and self._active_us.get(n, late_us) > late_us]
         served = [number for number, version in versions.items() if version.instance_count]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weir.scheduler.batching.ordered_queue import VIRTUAL_DEADLINE_US
 from weir.scheduler.batching.request import QueuedRequest, arrival
-from weir.scheduler.batching.request_queue import VIRTUAL_DEADLINE_US
 from weir.schemas.config.model_config import ModelConfig, QueuePolicy
 
 

@@ -6,7 +6,9 @@ import gc
 from itertools import count
 from typing import Any
 
+from weir.scheduler.batching.former import Former
 from weir.scheduler.batching.request import QueuedRequest, requests_of
+from weir.scheduler.batching.request_queue import Queue
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.wire.messages import RequestEnvelope
 
@@ -64,6 +66,20 @@ def request(
 
 def keys(requests: list[QueuedRequest] | None) -> list[int] | None:
     return None if requests is None else [request.key for request in requests]
+
+
+class FormedQueue(Queue):
+    """A queue with the rule by which batches are taken from it."""
+
+    def __init__(self, former: Former) -> None:
+        super().__init__(former.rules)
+        self.former = former
+
+    def next_batch(self, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
+        return self.former.next(self, now_us, full_only)
+
+    def ready_at_us(self) -> int:
+        return self.former.ready_at_us(self)
 
 
 MAX_QUEUE_SIZE = 12

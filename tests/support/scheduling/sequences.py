@@ -15,8 +15,8 @@ from tests.support.scheduling.completions import (
 )
 from tests.support.scheduling.requests import CountingFrame
 from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.outcome import TIMEOUT_EXPIRED, Ended
 from weir.scheduler.batching.request import QueuedRequest, requests_of
-from weir.scheduler.batching.version_scheduler import TIMEOUT_EXPIRED, Ended
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.instances import Instance
 from weir.schemas.config.model_config import ModelConfig

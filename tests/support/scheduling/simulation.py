@@ -20,12 +20,13 @@ from tests.support.scheduling.completions import (
 from tests.support.scheduling.queue_oracle import QueueOracle
 from tests.support.scheduling.requests import CONFIGS, LATEST, MAX_BATCH_SIZE, CountingFrame, part
 from weir.scheduler.batching.batch import Batch
+from weir.scheduler.batching.dispatch import BATCH, LIVE
 from weir.scheduler.batching.lane_budget import LONGEST_QUIET_US, RECENT_US
-from weir.scheduler.batching.lanes import BATCH, LIVE
+from weir.scheduler.batching.outcome import TIMEOUT_EXPIRED, Ended, Failure
+from weir.scheduler.batching.queue_rules import DEFAULT_MAX_QUEUE_SIZE
 from weir.scheduler.batching.request import QueuedRequest, requests_of
-from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
-from weir.scheduler.batching.retry import MAX_ATTEMPTS
-from weir.scheduler.batching.version_scheduler import LOST_STREAM, TIMEOUT_EXPIRED, Ended, Failure, VersionScheduler
+from weir.scheduler.batching.retry import LOST_STREAM, MAX_ATTEMPTS
+from weir.scheduler.batching.version_queue import VersionQueue
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.instances import MAX_BACKOFF_US
 from weir.scheduler.placement.window import MAX_WINDOW, SLOTS, runs_singly
@@ -398,7 +399,7 @@ class Simulation(LaneLife, WindowLife):
     ) -> None:
         """Each that came was refused exactly if its level of its lane was full, those of its own frame included."""
         for request in new:
-            if not isinstance(request.place, VersionScheduler):
+            if not isinstance(request.place, VersionQueue):
                 continue
             version = request.place.version
             at = self._queue_of(request)
@@ -516,4 +517,4 @@ class Simulation(LaneLife, WindowLife):
 
 def _home(request: QueuedRequest) -> int | None:
     """The version in whose queue it waits; None where it runs, or is about to."""
-    return request.place.version if isinstance(request.place, VersionScheduler) else None
+    return request.place.version if isinstance(request.place, VersionQueue) else None

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from tests.support.scheduling.requests import CONFIGS, CountingFrame, config, part, request
+from tests.support.scheduling.requests import CONFIGS, CountingFrame, FormedQueue, config, part, request
+from weir.scheduler.batching.dynamic_former import former_for
+from weir.scheduler.batching.queue_rules import DEFAULT_MAX_QUEUE_SIZE
 from weir.scheduler.batching.request import QueuedRequest, requests_of
-from weir.scheduler.batching.request_queue import DEFAULT_MAX_QUEUE_SIZE
-from weir.scheduler.model_scheduler import MAX_SUMMARY_BYTES, ModelScheduler, batcher_for
+from weir.scheduler.model_scheduler import MAX_SUMMARY_BYTES, ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
@@ -182,7 +183,7 @@ def test_the_wake_time_is_that_of_the_earliest_version():
     assert model.dispatch(1_000) == ([], 1_200)
 
 
-def test_the_configuration_chooses_the_batcher():
+def test_the_configuration_chooses_the_rule_of_batches():
     model_config = ModelConfig.model_validate(
         {
             "name": "model",
@@ -190,13 +191,13 @@ def test_the_configuration_chooses_the_batcher():
             "dynamic_batching": {"preferred_batch_size": [4], "max_queue_delay_microseconds": 70},
         }
     )
-    batcher = batcher_for(model_config)
-    batcher.enqueue([request(0, key=key) for key in range(1, 6)])
-    assert [r.key for r in batcher.next_batch(0) or []] == [1, 2, 3, 4]
-    assert batcher.next_batch(69) is None
-    assert batcher.ready_at_us() == 70
-    assert len(batcher.enqueue([request() for _ in range(DEFAULT_MAX_QUEUE_SIZE + 1)])) == 2
-    default = batcher_for(ModelConfig.model_validate({"name": "model", "max_batch_size": 8}))
+    formed = FormedQueue(former_for(model_config))
+    formed.enqueue([request(0, key=key) for key in range(1, 6)])
+    assert [r.key for r in formed.next_batch(0) or []] == [1, 2, 3, 4]
+    assert formed.next_batch(69) is None
+    assert formed.ready_at_us() == 70
+    assert len(formed.enqueue([request() for _ in range(DEFAULT_MAX_QUEUE_SIZE + 1)])) == 2
+    default = FormedQueue(former_for(ModelConfig.model_validate({"name": "model", "max_batch_size": 8})))
     default.enqueue([request(key=1), request(key=2)])
     assert [r.key for r in default.next_batch(0) or []] == [1]
 

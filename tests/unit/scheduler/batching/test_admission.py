@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.scheduler.batching.admission import REOPEN_SHARE, Admission, RequestCost
+from weir.scheduler.batching.admission import REOPEN_SHARE, Admission
 from weir.schemas.core.errors import MAX_BACKOFF_US
 
 MAX_WAIT_US = 100_000
@@ -46,15 +46,6 @@ def test_the_backoff_is_how_long_nothing_is_admitted() -> None:
     assert admission.backoff_us(11, 10_000, 0) == 0
     assert admission.backoff_us(8, 10_000, 1) == 0
     assert admission.backoff_us(10**6, 10_000, 1) == MAX_BACKOFF_US
-
-
-def test_the_cost_follows_the_requests_that_ran() -> None:
-    cost = RequestCost()
-    assert cost.update(0, 0) == 0
-    assert cost.update(4, 40_000) == 10_000, "the first batch is an estimate"
-    assert cost.update(5, 140_000) == 10_000, "a single one doesn't"
-    assert cost.update(24, 440_000) == 15_000
-    assert cost.update(24, 440_000) == 15_000
 
 
 EVENTS = st.lists(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.scheduling.requests import keys, request
+from tests.support.scheduling.requests import FormedQueue, keys, request
 from weir.scheduler.batching.custom_strategy import PATH_PARAMETER, GuardedStrategy, StrategyFiles
-from weir.scheduler.batching.dynamic_batcher import DynamicBatcher
+from weir.scheduler.batching.dynamic_former import DynamicFormer
 from weir.schemas.config.model_config import ModelConfig
 
 STRATEGY = """
@@ -123,11 +123,11 @@ class Sized:
 
 
 def batches(strategy: GuardedStrategy | None, *sizes: int) -> list[list[int] | None]:
-    batcher = DynamicBatcher(4, strategy=strategy)
-    batcher.enqueue([request(key=key, body=bytes(size)) for key, size in enumerate(sizes, 1)])
+    formed = FormedQueue(DynamicFormer(4, strategy=strategy))
+    formed.enqueue([request(key=key, body=bytes(size)) for key, size in enumerate(sizes, 1)])
     found = []
-    while len(batcher):
-        found.append(keys(batcher.next_batch(0)))
+    while len(formed):
+        found.append(keys(formed.next_batch(0)))
     return found
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 from tests.support.scheduling.requests import keys, request
-from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
-from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
+from weir.scheduler.batching.dispatch import AGED_US, BATCH, EVENT, LIVE
+from weir.scheduler.batching.dynamic_former import DynamicFormer
+from weir.scheduler.batching.former import EnsembleFormer, Former, SingleFormer
 from weir.scheduler.batching.lane_budget import BATCH_LANE_RUN_US, LONGEST_QUIET_US, RECENT_US
-from weir.scheduler.batching.lanes import AGED_US, BATCH, EVENT, LIVE
+from weir.scheduler.batching.queue_rules import LevelRules, QueueRules
 from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.batching.request_queue import LevelRules, QueueRules
-from weir.scheduler.batching.version_scheduler import VersionScheduler
+from weir.scheduler.batching.version_queue import VersionQueue
 from weir.scheduler.placement.window import SLOTS
 from weir.schemas.wire.messages import (
     BatchEnded,
@@ -23,8 +23,8 @@ BEGIN_US = 1_000_000
 class Version:
     """A version with `instances`, the clock, and the running batches."""
 
-    def __init__(self, batcher: Batcher, instances: int = 1) -> None:
-        self.scheduler = VersionScheduler(1, batcher)
+    def __init__(self, former: Former, instances: int = 1) -> None:
+        self.scheduler = VersionQueue(1, former)
         self.scheduler.set_instances("worker", instances)
         self.now_us = BEGIN_US
         self.running: list[int] = []
@@ -65,7 +65,7 @@ class Version:
 
 
 def test_live_requests_go_first_then_events_then_jobs():
-    version = Version(DefaultBatcher())
+    version = Version(SingleFormer())
     version.come(LIVE)
     version.sent()
     for lane in (BATCH, EVENT, LIVE):
@@ -80,7 +80,7 @@ def test_live_requests_go_first_then_events_then_jobs():
 
 
 def test_a_full_lane_rejects_only_its_own_requests():
-    version = Version(DynamicBatcher(1, rules=QueueRules(LevelRules(2))), instances=0)
+    version = Version(DynamicFormer(1, rules=QueueRules(LevelRules(2))), instances=0)
     assert len(version.come(EVENT, 3)) == 1
     assert len(version.come(BATCH, 4)) == 2
     assert not version.come(LIVE, 2)
@@ -89,7 +89,7 @@ def test_a_full_lane_rejects_only_its_own_requests():
 
 
 def test_priorities_hold_within_a_lane():
-    version = Version(DynamicBatcher(1, rules=QueueRules(levels=2, default_level=2)))
+    version = Version(DynamicFormer(1, rules=QueueRules(levels=2, default_level=2)))
     version.come(LIVE)
     version.sent()
     for lane in (EVENT, LIVE):
@@ -104,14 +104,14 @@ def test_priorities_hold_within_a_lane():
 
 def test_without_live_traffic_events_and_jobs_are_staged_as_live_requests_are():
     for lane in (EVENT, BATCH):
-        version = Version(DynamicBatcher(4))
+        version = Version(DynamicFormer(4))
         version.come(lane, 12)
         assert version.sent() == [[1, 2, 3, 4], [5, 6, 7, 8]]
         assert version.scheduler.waiting == 4
 
 
 def test_events_are_not_staged_while_live_traffic_is_recent():
-    version = Version(DynamicBatcher(4))
+    version = Version(DynamicFormer(4))
     version.come(LIVE)
     version.come(EVENT, 12)
     version.sent()
@@ -123,7 +123,7 @@ def test_events_are_not_staged_while_live_traffic_is_recent():
 
 
 def test_events_join_a_live_batch_and_those_of_another_shape_do_not():
-    version = Version(DynamicBatcher(4))
+    version = Version(DynamicFormer(4))
     version.come(EVENT)
     version.come(EVENT, shape_key="other")
     version.come(LIVE)
@@ -133,7 +133,7 @@ def test_events_join_a_live_batch_and_those_of_another_shape_do_not():
 
 
 def test_a_batch_of_a_preferred_size_is_brought_to_another_or_left():
-    version = Version(DynamicBatcher(8, preferred_batch_sizes=[2, 4]))
+    version = Version(DynamicFormer(8, preferred_batch_sizes=[2, 4]))
     version.come(EVENT, 1)
     version.come(LIVE, 2)
     assert version.sent() == [[2, 3]]
@@ -147,14 +147,14 @@ def test_a_batch_of_a_preferred_size_is_brought_to_another_or_left():
 
 
 def test_the_largest_size_alone_is_no_preference_that_keeps_others_out():
-    version = Version(DynamicBatcher(8, preferred_batch_sizes=[8]))
+    version = Version(DynamicFormer(8, preferred_batch_sizes=[8]))
     version.come(EVENT, 1)
     version.come(LIVE, 2)
     assert version.sent() == [[2, 3, 1]]
 
 
 def test_aged_events_count_as_live_one_batch_at_a_time():
-    version = Version(DefaultBatcher())
+    version = Version(SingleFormer())
     version.come(LIVE)
     version.sent()
     version.come(EVENT, 3)
@@ -170,7 +170,7 @@ def test_aged_events_count_as_live_one_batch_at_a_time():
 
 
 def test_events_that_count_as_live_can_be_cancelled_and_drained():
-    version = Version(DefaultBatcher())
+    version = Version(SingleFormer())
     version.come(LIVE)
     version.sent()
     aged = request(version.now_us, key=50, lane=EVENT)
@@ -186,7 +186,7 @@ def test_events_that_count_as_live_can_be_cancelled_and_drained():
 
 
 def test_backfill_joins_as_far_as_rows_are_free():
-    version = Version(DynamicBatcher(16))
+    version = Version(DynamicFormer(16))
     version.come(BATCH, 50)
     sizes = [1]
     for _ in range(1_500):
@@ -200,7 +200,7 @@ def test_backfill_joins_as_far_as_rows_are_free():
 
 
 def test_little_backfill_joins_if_each_row_costs():
-    version = Version(DynamicBatcher(16))
+    version = Version(DynamicFormer(16))
     version.come(BATCH, 5_000)
     riders = 0
     for _ in range(2_000):
@@ -213,7 +213,7 @@ def test_little_backfill_joins_if_each_row_costs():
 
 
 def test_on_the_only_instance_the_batch_lane_waits_for_silence():
-    version = Version(DynamicBatcher(64))
+    version = Version(DynamicFormer(64))
     version.come(BATCH)
     version.live_traffic(1_000, 5_000, 1_000)
     for _ in range(50):  # measures the cost of a row
@@ -232,7 +232,7 @@ def test_on_the_only_instance_the_batch_lane_waits_for_silence():
 
 
 def test_with_spare_instances_the_batch_lane_leaves_enough_for_live_requests():
-    version = Version(DynamicBatcher(1), instances=4)
+    version = Version(DynamicFormer(1), instances=4)
     version.come(BATCH, 2_000)
     for _ in range(2_500):
         version.come(LIVE)
@@ -246,7 +246,7 @@ def test_with_spare_instances_the_batch_lane_leaves_enough_for_live_requests():
 
 
 def test_long_after_the_last_live_request_the_batch_lane_is_unlimited():
-    version = Version(DynamicBatcher(4))
+    version = Version(DynamicFormer(4))
     version.come(LIVE)
     version.sent()
     version.end()
@@ -256,7 +256,7 @@ def test_long_after_the_last_live_request_the_batch_lane_is_unlimited():
 
 
 def test_a_lost_batch_goes_back_to_the_lanes_it_came_from():
-    version = Version(DynamicBatcher(8))
+    version = Version(DynamicFormer(8))
     version.come(EVENT)
     version.come(LIVE)
     assert version.sent() == [[2, 1]]
@@ -265,15 +265,15 @@ def test_a_lost_batch_goes_back_to_the_lanes_it_came_from():
 
 
 def test_another_configuration_takes_over_all_lanes():
-    version = Version(DynamicBatcher(8), instances=0)
+    version = Version(DynamicFormer(8), instances=0)
     for lane in (LIVE, EVENT, BATCH):
         version.come(lane)
-    version.scheduler.use(DefaultBatcher())
+    version.scheduler.use(SingleFormer())
     assert [version.scheduler.waiting_in(lane) for lane in (LIVE, EVENT, BATCH)] == [1, 1, 1]
 
 
 def test_deadlines_hold_in_all_lanes():
-    version = Version(DynamicBatcher(8), instances=0)
+    version = Version(DynamicFormer(8), instances=0)
     for lane in (LIVE, EVENT, BATCH):
         version.come(lane, deadline_ms=version.now_us // 1000 + 1)
     assert version.scheduler.is_timed
@@ -283,7 +283,7 @@ def test_deadlines_hold_in_all_lanes():
 
 
 def test_windows_of_events_use_the_times_of_live_requests():
-    version = Version(DefaultBatcher(runs_singly=True))
+    version = Version(SingleFormer(runs_singly=True))
     for _ in range(3):
         version.come(LIVE)
         version.sent()
@@ -299,7 +299,7 @@ def test_windows_of_events_use_the_times_of_live_requests():
 
 
 def test_an_ensemble_forwards_lanes_and_does_not_delay_the_batch_lane():
-    version = Version(EnsembleBatcher())
+    version = Version(EnsembleFormer())
     version.come(LIVE)
     version.come(BATCH, 2)
     batches, _ = version.scheduler.dispatch(version.now_us)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.scheduling.requests import keys, request, requests_in_memory
+from tests.support.scheduling.requests import FormedQueue, keys, request, requests_in_memory
 from tests.support.steps import steps
-from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
-from weir.scheduler.batching.dynamic_batcher import DynamicBatcher
-from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.batching.request_queue import NEVER_US, VIRTUAL_DEADLINE_US, LevelRules, OrderedQueue, QueueRules
+from weir.scheduler.batching.dynamic_former import DynamicFormer
+from weir.scheduler.batching.former import Former, SingleFormer
+from weir.scheduler.batching.ordered_queue import NEVER_US, VIRTUAL_DEADLINE_US, OrderedQueue
+from weir.scheduler.batching.queue_rules import LevelRules, QueueRules
 
 SECOND_US = 1_000_000
 
@@ -106,62 +106,60 @@ def test_entries_of_requests_that_leave_in_time_do_not_pile_up():
 
 
 def test_a_queue_without_deadlines_is_plain_again():
-    batcher = DynamicBatcher(4)
-    batcher.enqueue([request(0, key=1), request(0, key=2, deadline_ms=SECOND_US)])
-    assert batcher.is_timed
-    assert keys(batcher.next_batch(0)) == [1, 2]
-    batcher.enqueue([request(1, key=3)])
-    assert not batcher.is_timed
-    assert keys(batcher.next_batch(1)) == [3]
+    formed = FormedQueue(DynamicFormer(4))
+    formed.enqueue([request(0, key=1), request(0, key=2, deadline_ms=SECOND_US)])
+    assert formed.is_timed
+    assert keys(formed.next_batch(0)) == [1, 2]
+    formed.enqueue([request(1, key=3)])
+    assert not formed.is_timed
+    assert keys(formed.next_batch(1)) == [3]
 
 
 def test_a_higher_priority_enters_a_forming_batch():
     rules = QueueRules(levels=2, default_level=2)
-    batcher = DynamicBatcher(4, max_queue_delay_us=100, rules=rules)
-    batcher.enqueue([request(0, key=1), request(0, key=2), request(0, key=3, shape_key="other")])
-    assert batcher.ready_at_us() == 0
-    batcher.enqueue([request(5, key=4, priority=1), request(5, key=5, priority=1, shape_key="third")])
-    assert keys(batcher.next_batch(5)) == [4]
-    assert batcher.next_batch(5) is not None
+    formed = FormedQueue(DynamicFormer(4, max_queue_delay_us=100, rules=rules))
+    formed.enqueue([request(0, key=1), request(0, key=2), request(0, key=3, shape_key="other")])
+    assert formed.ready_at_us() == 0
+    formed.enqueue([request(5, key=4, priority=1), request(5, key=5, priority=1, shape_key="third")])
+    assert keys(formed.next_batch(5)) == [4]
+    assert formed.next_batch(5) is not None
 
 
 def test_a_request_that_no_longer_limits_a_batch_does_not_end_it():
-    batcher = DynamicBatcher(4, max_queue_delay_us=100, rules=QueueRules(LevelRules(timeout_us=1_000)))
-    batcher.enqueue([request(0, key=1)])
+    formed = FormedQueue(DynamicFormer(4, max_queue_delay_us=100, rules=QueueRules(LevelRules(timeout_us=1_000))))
+    formed.enqueue([request(0, key=1)])
     other = request(0, key=2, shape_key="other")
-    batcher.enqueue([other])
-    assert batcher.ready_at_us() == 0
+    formed.enqueue([other])
+    assert formed.ready_at_us() == 0
     other.cancelled = True
-    batcher.drop_cancelled([other])
-    assert batcher.next_batch(1) is None
-    assert batcher.ready_at_us() == 100
+    formed.drop_cancelled([other])
+    assert formed.next_batch(1) is None
+    assert formed.ready_at_us() == 100
 
 
-def cancel_all(batcher: Batcher, requests: list[QueuedRequest]) -> None:
-    """Cancels these one after the other."""
-    batcher.enqueue(requests)
-    batcher.ready_at_us()
+def cancel_all(formed: FormedQueue, count: int) -> None:
+    """So many requests come, and are cancelled one after the other."""
+    requests = [request(at, priority=at % 3) for at in range(count)]
+    formed.enqueue(requests)
+    formed.ready_at_us()
     for one in requests:
         one.cancelled = True
-        batcher.drop_cancelled([one])
-        if len(batcher):
-            batcher.ready_at_us()
-    assert len(batcher) == 0
-    assert batcher.drain() == []
+        formed.drop_cancelled([one])
+        if len(formed):
+            formed.ready_at_us()
+    assert len(formed) == 0
+    assert formed.drain() == []
 
 
 @pytest.mark.parametrize(
-    "new_batcher",
+    "new_former",
     [
-        lambda: DynamicBatcher(8),
-        DefaultBatcher,
-        lambda: DynamicBatcher(8, rules=QueueRules(LevelRules(timeout_us=SECOND_US), levels=3)),
+        lambda: DynamicFormer(8),
+        SingleFormer,
+        lambda: DynamicFormer(8, rules=QueueRules(LevelRules(timeout_us=SECOND_US), levels=3)),
     ],
     ids=["dynamic", "default", "by priority"],
 )
-def test_cancelling_many_is_not_quadratic(new_batcher: Callable[[], Batcher]):
-    few, many = (
-        steps(lambda count=count: cancel_all(new_batcher(), [request(at, priority=at % 3) for at in range(count)]))
-        for count in (500, 4_000)
-    )
+def test_cancelling_many_is_not_quadratic(new_former: Callable[[], Former]):
+    few, many = (steps(lambda count=count: cancel_all(FormedQueue(new_former()), count)) for count in (500, 4_000))
     assert many < 8 * few * 1.5, "looking through the queue for each would take 64 times as many steps"

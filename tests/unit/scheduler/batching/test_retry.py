@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.scheduling.requests import keys, request
 from weir.scheduler.batching.retry import MAX_ATTEMPTS, RetryPolicy, UnservedTimeout
+from weir.schemas.core.errors import ErrorCode
 
 
 def test_a_lost_request_is_repeated_then_runs_alone_then_fails():
@@ -15,7 +16,8 @@ def test_a_lost_request_is_repeated_then_runs_alone_then_fails():
         assert policy.after_loss([poison]) == ([poison], [])
         assert poison.attempts == attempt
         assert (poison.shape_key == "") == (attempt == 1)
-    assert policy.after_loss([poison]) == ([], [poison])
+    again, ((failed, error),) = policy.after_loss([poison])
+    assert (again, failed, error.code) == ([], poison, ErrorCode.INTERNAL)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=20), st.integers(1, 6))
@@ -23,7 +25,8 @@ def test_every_lost_request_is_repeated_fails_or_was_cancelled(batch: list[tuple
     requests = [request(key=key) for key in range(len(batch))]
     for made, (attempts, cancelled) in zip(requests, batch, strict=True):
         made.attempts, made.cancelled = attempts, cancelled
-    again, given_up = RetryPolicy(max_attempts).after_loss(requests)
+    again, failures = RetryPolicy(max_attempts).after_loss(requests)
+    given_up = [failure.request for failure in failures]
     kept = [key for key, (_, cancelled) in enumerate(batch) if not cancelled]
     assert sorted([*keys(again), *keys(given_up)]) == kept
     assert keys(again) == sorted(keys(again))

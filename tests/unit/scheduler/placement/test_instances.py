@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.bus.naming.identity import host_of
-from weir.scheduler.placement.instances import SLOTS, STAGING_LEAD_US, Instance, Placement
+from weir.scheduler.placement.instances import SLOTS, STAGING_LEAD_US, Instance, Instances
 
 
 def named(instance: Instance | None) -> tuple[str, int] | None:
     return None if instance is None else (instance.worker, instance.number)
 
 
-def occupied(placement: Placement, now_us: int = 0) -> tuple[str, int] | None:
+def occupied(placement: Instances, now_us: int = 0) -> tuple[str, int] | None:
     """Puts a batch on the next slot."""
     instance = placement.next_slot()
     if instance is not None:
@@ -24,7 +24,7 @@ def occupied(placement: Placement, now_us: int = 0) -> tuple[str, int] | None:
 
 
 def test_idle_instances_come_first_then_each_is_staged_one():
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("a", 2)
     placement.set_instances("b", 1)
     given_out = [occupied(placement, now) for now in range(7)]
@@ -33,7 +33,7 @@ def test_idle_instances_come_first_then_each_is_staged_one():
 
 
 def test_the_instance_idle_for_longest_comes_first():
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("a", 2)
     first = placement.next_slot()
     placement.occupy(first, 0)
@@ -45,14 +45,14 @@ def test_the_instance_idle_for_longest_comes_first():
 
 
 def test_a_batch_is_staged_behind_the_one_that_began_first():
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("a", 2)
     assert [occupied(placement, now) for now in (0, 5)] == [("a", 0), ("a", 1)]
     assert named(placement.next_slot()) == ("a", 0)
 
 
 def test_a_removed_instance_gets_no_batches_and_keeps_its_slots_if_it_returns():
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("a", 1)
     instance = placement.next_slot()
     placement.occupy(instance, 0)
@@ -66,7 +66,7 @@ def test_a_removed_instance_gets_no_batches_and_keeps_its_slots_if_it_returns():
 
 
 def test_a_removed_instance_is_forgotten_with_its_last_batch():
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("a", 1)
     instance = placement.next_slot()
     placement.occupy(instance, 0)
@@ -78,24 +78,24 @@ def test_a_removed_instance_is_forgotten_with_its_last_batch():
 
 
 def test_a_partial_batch_is_staged_shortly_before_the_expected_end():
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("a", 1)
     instance = placement.next_slot()
     placement.occupy(instance, 0)
-    assert placement.stage_partial_at_us(instance) is None
+    assert instance.stages_partial_at_us(0.0) is None
     placement.free(instance, 10_000, 10_000)
-    placement.occupy(instance, 20_000)
-    assert placement.stage_partial_at_us(instance) == 30_000 - STAGING_LEAD_US
+    placement.occupy(instance, 20_000, rows=2)
+    assert instance.stages_partial_at_us(5_000.0) == 30_000 - STAGING_LEAD_US
 
 
 def test_a_partial_batch_is_never_staged_behind_short_ones():
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("a", 1)
     instance = placement.next_slot()
     placement.occupy(instance, 0)
     placement.free(instance, 10, 2 * STAGING_LEAD_US - 1)
     placement.occupy(instance, 20)
-    assert placement.stage_partial_at_us(instance) is None
+    assert instance.stages_partial_at_us(2.0 * STAGING_LEAD_US - 1) is None
 
 
 @given(
@@ -109,7 +109,7 @@ def test_a_partial_batch_is_never_staged_behind_short_ones():
     )
 )
 def test_slots_are_never_exceeded_and_idle_instances_never_passed_over(events: list[tuple[str, object, int]]):
-    placement = Placement()
+    placement = Instances()
     counts: dict[str, int] = defaultdict(int)
     held: list[Instance] = []
 
@@ -179,7 +179,7 @@ WORKERS = [f"worker-{HOSTS[0]}-a", f"worker-{HOSTS[0]}-b", f"worker-{HOSTS[1]}-c
     )
 )
 def test_the_next_slot_is_that_of_the_plain_rule(events: list[tuple[str, Any, Any]]):
-    placement, rule = Placement(), Rule()
+    placement, rule = Instances(), Rule()
     held: list[Instance] = []
     for now_us, (name, what, number) in enumerate(events):
         if name == "set":
@@ -207,7 +207,7 @@ def test_the_next_slot_is_that_of_the_plain_rule(events: list[tuple[str, Any, An
         assert [placement.idle_near(host) for host in HOSTS] == [rule.idle_near(host) for host in HOSTS]
 
 
-def present(placement: Placement) -> list[Instance]:
+def present(placement: Instances) -> list[Instance]:
     """The instances there are, by number, in the order in which one call of `set_instances` adds them."""
     there = [i for instances in placement._instances.values() for i in instances.values() if i.present]
     return sorted(there, key=lambda instance: instance.number)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from tests.support.scheduling.requests import CountingFrame, part
 from weir.scheduler.batching.request import requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
-from weir.scheduler.placement.instances import Placement
+from weir.scheduler.placement.instances import Instances
 from weir.scheduler.placement.placement_view import (
     InstanceKey,
     PartitionShares,
@@ -246,7 +246,7 @@ def test_no_instance_has_two_partitions(
 
 def test_instances_are_used_by_their_numbers() -> None:
     """Or all partitions would use the first of each worker."""
-    placement = Placement()
+    placement = Instances()
     placement.set_instances("w", 2, [1, 3])
     used = []
     for _ in range(2):

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.scheduling.requests import keys, request
 from weir.scheduler.batching.batch import Batch
-from weir.scheduler.batching.batcher import DefaultBatcher
-from weir.scheduler.batching.version_scheduler import VersionScheduler
-from weir.scheduler.model_scheduler import batcher_for
+from weir.scheduler.batching.dynamic_former import former_for
+from weir.scheduler.batching.former import SingleFormer
+from weir.scheduler.batching.version_queue import VersionQueue
 from weir.scheduler.placement.instances import FIRST_BACKOFF_US, MAX_BACKOFF_US
 from weir.scheduler.placement.window import (
     MAX_WINDOW,
@@ -25,22 +25,22 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.wire.messages import BatchEnded, BatchLost, BatchNotRun, NotRunReason
 
 
-def known_to_take(busy_us: int, instances: int = 1) -> VersionScheduler:
+def known_to_take(busy_us: int, instances: int = 1) -> VersionQueue:
     """A version of which one request has run, for so long."""
-    version = VersionScheduler(1, batcher_for(ModelConfig(name="m")))
+    version = VersionQueue(1, former_for(ModelConfig(name="m")))
     version.set_instances("a", instances)
     ran(version, busy_us)
     return version
 
 
-def ran(version: VersionScheduler, *busy_us: int) -> None:
+def ran(version: VersionQueue, *busy_us: int) -> None:
     for each_us in busy_us:
         version.enqueue([request(key=0)])
         (batch,), _ = version.dispatch(0)
         version.complete(0, BatchEnded(batch.id, each_us))
 
 
-def sent(version: VersionScheduler, requests: int, now_us: int = 0) -> list[Batch]:
+def sent(version: VersionQueue, requests: int, now_us: int = 0) -> list[Batch]:
     """The batches that are sent when so many come."""
     version.enqueue([request(now_us, key=key) for key in range(1, requests + 1)])
     return version.dispatch(now_us)[0]
@@ -64,7 +64,7 @@ def test_which_models_have_windows(fields: dict[str, Any], is_wide: bool):
 
 
 def test_a_model_whose_speed_is_unknown_has_two_slots():
-    version = VersionScheduler(1, DefaultBatcher(runs_singly=True))
+    version = VersionQueue(1, SingleFormer(runs_singly=True))
     version.set_instances("a", 1)
     assert len(sent(version, 40)) == SLOTS
 

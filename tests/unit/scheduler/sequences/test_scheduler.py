@@ -17,8 +17,8 @@ from tests.support.scheduling.completions import Outcome, completion
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, requests_in_memory
 from tests.support.scheduling.sequences import IDLE_US, SLOTS, Life, ReconfiguredLife
 from tests.unit.scheduler.test_model_simulation import LIVES
+from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.batching.request import requests_of
-from weir.scheduler.batching.version_scheduler import Failure
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.sequences.sequence import MAX_REPLAY_BYTES, ReplayBudget
 from weir.schemas.config.model_config import ModelConfig

@@ -18,7 +18,7 @@ from weir.runtime.containment import SITES
 from weir.runtime.log_limiter import LogLimiter
 from weir.scheduler.batching.custom_strategy import StrategyFiles
 from weir.scheduler.batching.dispatch import Dispatch
-from weir.scheduler.batching.version_scheduler import VersionScheduler
+from weir.scheduler.batching.version_queue import VersionQueue
 from weir.scheduler.service import policy_failure
 from weir.scheduler.service import service as service_module
 from weir.scheduler.service.former_sequences import SequenceReports
@@ -162,7 +162,7 @@ async def test_the_end_of_a_batch_on_which_a_policy_raises_is_logged_with_the_qu
     cluster.frame("a", part(3), part(4, lane=1))
     running, staged = (batch.batch_id for batch in cluster.batches())
     defect = ZeroDivisionError("injected")
-    monkeypatch.setattr(VersionScheduler, "_release", raising(defect))  # called when the policy has removed the batch
+    monkeypatch.setattr(VersionQueue, "_release", raising(defect))  # called when the policy has removed the batch
     cluster.done(running)
     (record,) = errors()
     assert record.exc_info is not None
@@ -184,7 +184,7 @@ async def test_batches_that_a_policy_formed_before_it_raised_are_told_from_those
     cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.frame("a", part(1))
-    monkeypatch.setattr(Dispatch, "batches", raising(KeyError("injected"), after=Dispatch.batches))
+    monkeypatch.setattr(Dispatch, "dispatch", raising(KeyError("injected"), after=Dispatch.dispatch))
     cluster.frame("a", part(2))
     (record,) = errors()
     text = record.getMessage()
@@ -196,7 +196,7 @@ async def test_batches_that_a_policy_formed_before_it_raised_are_told_from_those
 async def test_requests_are_named_in_an_event_without_their_bodies(
     cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(VersionScheduler, "enqueue", raising(KeyError("injected")))
+    monkeypatch.setattr(VersionQueue, "enqueue", raising(KeyError("injected")))
     cluster.frame("a", *map(part, range(1, 10_000)))
     (record,) = errors()
     text = record.getMessage()
@@ -218,7 +218,7 @@ async def test_one_queue_a_second_is_described(
     cluster: Cluster, errors: Callable[[], list[logging.LogRecord]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A defect may hit the queues of a thousand models at once."""
-    monkeypatch.setattr(VersionScheduler, "enqueue", raising(KeyError("injected")))
+    monkeypatch.setattr(VersionQueue, "enqueue", raising(KeyError("injected")))
     for model in "ab":
         cluster.frame(model, part(1))
     first, second = (record.getMessage() for record in errors())

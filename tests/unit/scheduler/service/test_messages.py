@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.scheduling.requests import CountingFrame, request
 from weir.scheduler.batching.batch import Batch
-from weir.scheduler.batching.version_scheduler import Failure
+from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.placement.instances import Instance
 from weir.scheduler.service.messages import batch_rows, error_responses
 from weir.schemas.core.errors import overloaded

@@ -473,4 +473,4 @@ async def test_requests_that_a_worker_ran_itself_are_counted():
     assert served.owned.counters.batch_requests.snapshot()["sum"] - before["sum"] == 7
     assert served.owned.signals.arrived == 7
     version = served.owned.scheduler.versions()[1]
-    assert (version.served, version.busy_us) == (7, 70)
+    assert (version.cost.served, version.cost.busy_us) == (7, 70)

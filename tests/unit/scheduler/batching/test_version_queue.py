@@ -4,12 +4,13 @@ import pytest
 
 from tests.support.scheduling.requests import keys, request
 from weir.scheduler.batching.batch import Batch
-from weir.scheduler.batching.batcher import Batcher, DefaultBatcher
-from weir.scheduler.batching.dynamic_batcher import DynamicBatcher, EnsembleBatcher
-from weir.scheduler.batching.lanes import BATCH, EVENT
+from weir.scheduler.batching.dispatch import BATCH, EVENT
+from weir.scheduler.batching.dynamic_former import DynamicFormer
+from weir.scheduler.batching.former import EnsembleFormer, Former, SingleFormer
+from weir.scheduler.batching.queue_rules import LevelRules, QueueRules
 from weir.scheduler.batching.request import Terms
-from weir.scheduler.batching.request_queue import LevelRules, QueueRules
-from weir.scheduler.batching.version_scheduler import LOST_STEPS, LOST_STREAM, MAX_DIRECT_US, VersionScheduler
+from weir.scheduler.batching.retry import LOST_STEPS, LOST_STREAM
+from weir.scheduler.batching.version_queue import MAX_DIRECT_US, VersionQueue
 from weir.scheduler.placement.instances import STAGING_LEAD_US
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.wire.messages import (
@@ -21,14 +22,14 @@ from weir.schemas.wire.messages import (
 )
 
 
-def version_with(*workers: str, instances: int = 1, **options: int) -> VersionScheduler:
-    version = VersionScheduler(1, DynamicBatcher(4, **options))
+def version_with(*workers: str, instances: int = 1, **options: int) -> VersionQueue:
+    version = VersionQueue(1, DynamicFormer(4, **options))
     for worker in workers:
         version.set_instances(worker, instances)
     return version
 
 
-def sent(version: VersionScheduler, now_us: int = 0) -> list[tuple[str, list[int]]]:
+def sent(version: VersionQueue, now_us: int = 0) -> list[tuple[str, list[int]]]:
     """(worker, keys) of each batch that is dispatched now."""
     return [(batch.instance.worker, [r.key for r in batch.requests]) for batch in version.dispatch(now_us)[0]]
 
@@ -140,21 +141,21 @@ def test_a_cancelled_request_is_over_when_its_batch_is_lost():
     assert sent(version, 1) == [("a", [2])]
 
 
-def test_another_batcher_takes_over_the_queue():
+def test_another_rule_takes_over_the_queue():
     version = version_with("a")
     version.enqueue([request(key=1), request(key=2)])
-    version.use(DefaultBatcher(10))
+    version.use(SingleFormer(10))
     assert sent(version) == [("a", [1]), ("a", [2])]
 
 
 def test_requests_over_the_queue_size_are_rejected():
-    version = VersionScheduler(1, DefaultBatcher(2))
+    version = VersionQueue(1, SingleFormer(2))
     failures = version.enqueue([request(key=1), request(key=2), request(key=3)])
     assert [(f.request.key, f.error.message) for f in failures] == [(3, "Exceeds maximum queue size")]
 
 
 def test_requests_for_unserved_versions_expire():
-    version = VersionScheduler(1, DefaultBatcher(10), unavailable_timeout_us=100)
+    version = VersionQueue(1, SingleFormer(10), unavailable_timeout_us=100)
     version.enqueue([request(key=1)])
     assert version.expire(1_000) == []
     assert keys(version.expire(1_100)) == [1]
@@ -168,7 +169,7 @@ def test_requests_for_unserved_versions_expire():
 
 def test_a_released_instance_takes_the_next_batch_while_the_first_goes_on():
     version = version_with("a")
-    version.use(DefaultBatcher(10))
+    version.use(SingleFormer(10))
     version.enqueue([request(key=key) for key in range(1, 5)])
     (first, second), _ = version.dispatch(0)
     assert version.complete(5, BatchReleased(first.id, 5)) == ((), ())
@@ -199,7 +200,7 @@ def test_a_lost_decoupled_batch_is_not_repeated():
 
 
 def test_a_lost_request_of_a_sequence_to_an_ensemble_is_not_repeated():
-    version = VersionScheduler(1, EnsembleBatcher())
+    version = VersionQueue(1, EnsembleFormer())
     version.set_instances("a", 1)
     requests = [request(key=key) for key in range(1, 5)]
     for sequential in requests[1:3]:
@@ -251,7 +252,7 @@ def test_a_payload_on_a_host_goes_to_an_idle_instance_there_and_never_waits():
 # Leave for a worker to run its own requests itself
 
 
-def first_batch(version: VersionScheduler, busy_us: int = 300, lane: int = 0) -> Batch:
+def first_batch(version: VersionQueue, busy_us: int = 300, lane: int = 0) -> Batch:
     """A batch of the version after one that kept its instance busy for `busy_us`."""
     version.set_instances("a", 1)
     version.enqueue([request(key=1)])
@@ -263,25 +264,25 @@ def first_batch(version: VersionScheduler, busy_us: int = 300, lane: int = 0) ->
     return version.dispatch(10_000)[0][0]
 
 
-@pytest.mark.parametrize("batcher", [DynamicBatcher(4), DefaultBatcher(), DefaultBatcher(runs_singly=True)])
-def test_a_worker_may_run_requests_of_a_fast_model_that_wait_for_nothing_but_an_instance(batcher: Batcher):
-    version = VersionScheduler(1, batcher)
+@pytest.mark.parametrize("former", [DynamicFormer(4), SingleFormer(), SingleFormer(runs_singly=True)])
+def test_a_worker_may_run_requests_of_a_fast_model_that_wait_for_nothing_but_an_instance(former: Former):
+    version = VersionQueue(1, former)
     assert version.direct_request_us(first_batch(version))
 
 
 @pytest.mark.parametrize(
-    "batcher",
+    "former",
     [
-        DynamicBatcher(4, max_queue_delay_us=100),
-        DynamicBatcher(4, preferred_batch_sizes=[2]),
-        DynamicBatcher(4, rules=QueueRules(levels=2)),
-        DynamicBatcher(4, rules=QueueRules(LevelRules(timeout_us=5))),
-        DynamicBatcher(4, rules=QueueRules(may_stage=False)),
-        EnsembleBatcher(),
+        DynamicFormer(4, max_queue_delay_us=100),
+        DynamicFormer(4, preferred_batch_sizes=[2]),
+        DynamicFormer(4, rules=QueueRules(levels=2)),
+        DynamicFormer(4, rules=QueueRules(LevelRules(timeout_us=5))),
+        DynamicFormer(4, rules=QueueRules(may_stage=False)),
+        EnsembleFormer(),
     ],
 )
-def test_a_worker_may_not_run_requests_that_have_rules_of_their_own(batcher: Batcher):
-    version = VersionScheduler(1, batcher)
+def test_a_worker_may_not_run_requests_that_have_rules_of_their_own(former: Former):
+    version = VersionQueue(1, former)
     assert not version.direct_request_us(first_batch(version))
 
 
@@ -308,4 +309,4 @@ def test_a_worker_may_not_run_requests_while_those_of_other_lanes_wait(lane: int
 def test_requests_that_a_worker_ran_itself_count_as_served():
     version = version_with("a")
     version.record_direct_runs(70, 3, 900)
-    assert (version.served, version.busy_us) == (3, 900)
+    assert (version.cost.served, version.cost.busy_us) == (3, 900)

@@ -3,44 +3,43 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.scheduling.requests import keys, request
-from weir.scheduler.batching.batcher import DefaultBatcher
-from weir.scheduler.batching.dynamic_batcher import MAX_REQUESTS, EnsembleBatcher
+from tests.support.scheduling.requests import FormedQueue, keys, request
+from weir.scheduler.batching.former import MAX_REQUESTS, EnsembleFormer, SingleFormer
 
 
 def test_each_request_is_a_batch_in_the_order_they_came():
-    batcher = DefaultBatcher(10)
-    batcher.enqueue([request(key=1, batch_size=2), request(key=2)])
-    assert keys(batcher.next_batch(0, full_only=True)) == [1]
-    assert keys(batcher.next_batch(0)) == [2]
-    assert batcher.next_batch(0) is None
+    formed = FormedQueue(SingleFormer(10))
+    formed.enqueue([request(key=1, batch_size=2), request(key=2)])
+    assert keys(formed.next_batch(0, full_only=True)) == [1]
+    assert keys(formed.next_batch(0)) == [2]
+    assert formed.next_batch(0) is None
 
 
 def test_a_full_queue_takes_what_it_has_room_for():
-    batcher = DefaultBatcher(3)
-    assert batcher.enqueue([request(key=1), request(key=2)]) == []
-    refused = batcher.enqueue([request(key=3), request(key=4), request(key=5)])
+    formed = FormedQueue(SingleFormer(3))
+    assert formed.enqueue([request(key=1), request(key=2)]) == []
+    refused = formed.enqueue([request(key=3), request(key=4), request(key=5)])
     assert keys(refused) == [4, 5]
-    assert len(batcher) == 3
-    assert keys(batcher.enqueue([request(key=6)])) == [6]
+    assert len(formed) == 3
+    assert keys(formed.enqueue([request(key=6)])) == [6]
 
 
 def test_returned_requests_may_exceed_the_limit_and_keep_their_positions():
-    batcher = DefaultBatcher(2)
-    batcher.enqueue([request(20, key=3), request(30, key=4)])
-    batcher.put_back([request(25, key=5), request(10, key=1)])
-    assert keys(batcher.drain()) == [1, 3, 5, 4]
+    formed = FormedQueue(SingleFormer(2))
+    formed.enqueue([request(20, key=3), request(30, key=4)])
+    formed.put_back([request(25, key=5), request(10, key=1)])
+    assert keys(formed.drain()) == [1, 3, 5, 4]
 
 
 def test_a_cancelled_request_leaves_the_queue():
-    batcher = DefaultBatcher(10)
+    formed = FormedQueue(SingleFormer(10))
     requests = [request(key=key) for key in (1, 2, 3)]
-    batcher.enqueue(requests)
+    formed.enqueue(requests)
     requests[1].cancelled = True
-    batcher.drop_cancelled([requests[1]])
-    assert len(batcher) == 2
-    assert keys(batcher.drain()) == [1, 3]
-    assert len(batcher) == 0
+    formed.drop_cancelled([requests[1]])
+    assert len(formed) == 2
+    assert keys(formed.drain()) == [1, 3]
+    assert len(formed) == 0
 
 
 @given(
@@ -56,58 +55,58 @@ def test_a_cancelled_request_leaves_the_queue():
     )
 )
 def test_the_queue_is_always_in_the_order_of_arrival_and_loses_nothing(events: list[tuple[str, int]]):
-    batcher, out = DefaultBatcher(8), []
+    formed, out = FormedQueue(SingleFormer(8)), []
     waiting: list[int] = []
     for now, (name, number) in enumerate(events):
         if name == "enqueue":
             new = [request(now, key=now * 10 + i) for i in range(number)]
-            refused = batcher.enqueue(new)
+            refused = formed.enqueue(new)
             assert keys(refused) == keys(new)[len(new) - len(refused) :]
             assert len(refused) == max(0, len(waiting) + len(new) - max(8, len(waiting)))
             waiting += keys(new)[: len(new) - len(refused)]
         elif name == "take":
             for _ in range(number):
-                batch = batcher.next_batch(now)
+                batch = formed.next_batch(now)
                 assert keys(batch) == (waiting[:1] or None)
                 out += batch or []
                 waiting = waiting[1:]
         elif name == "put back":
-            batcher.put_back(out[:number])
+            formed.put_back(out[:number])
             waiting = sorted(waiting + [r.key for r in out[:number]])
             out = out[number:]
         elif name == "cancel" and waiting:
             chosen = waiting[number % len(waiting)]
-            everything = batcher.drain()
-            batcher.put_back(everything)
+            everything = formed.drain()
+            formed.put_back(everything)
             gone = next(r for r in everything if r.key == chosen)
             gone.cancelled = True
-            batcher.drop_cancelled([gone])
+            formed.drop_cancelled([gone])
             waiting.remove(chosen)
         elif name == "drain":
-            assert keys(batcher.drain()) == waiting
+            assert keys(formed.drain()) == waiting
             waiting = []
-        assert len(batcher) == len(waiting)
-    assert keys(batcher.drain()) == waiting
+        assert len(formed) == len(waiting)
+    assert keys(formed.drain()) == waiting
 
 
 def test_requests_to_an_ensemble_go_together_whatever_their_sizes():
-    batcher = EnsembleBatcher(1000)
-    batcher.enqueue([request(key=key, batch_size=7) for key in range(MAX_REQUESTS + 3)])
-    assert keys(batcher.next_batch(0, full_only=True)) == list(range(MAX_REQUESTS))
-    assert len(batcher.next_batch(0, full_only=True)) == 3
-    assert batcher.next_batch(0) is None
+    formed = FormedQueue(EnsembleFormer(1000))
+    formed.enqueue([request(key=key, batch_size=7) for key in range(MAX_REQUESTS + 3)])
+    assert keys(formed.next_batch(0, full_only=True)) == list(range(MAX_REQUESTS))
+    assert len(formed.next_batch(0, full_only=True)) == 3
+    assert formed.next_batch(0) is None
 
 
 def test_a_batch_for_an_ensemble_fits_a_message():
-    batcher = EnsembleBatcher(10)
+    formed = FormedQueue(EnsembleFormer(10))
     large = [request(key=key, body=bytes(3 << 20)) for key in range(2)]
-    batcher.enqueue(large)
-    assert [keys(batcher.next_batch(0)) for _ in large] == [[0], [1]]
+    formed.enqueue(large)
+    assert [keys(formed.next_batch(0)) for _ in large] == [[0], [1]]
 
 
 def test_a_request_lost_with_a_coordinator_is_sent_alone():
-    batcher = EnsembleBatcher()
+    formed = FormedQueue(EnsembleFormer())
     requests = [request(now, key=now) for now in (1, 2, 3, 4)]
     requests[1].run_alone()
-    batcher.enqueue(requests)
-    assert [keys(batcher.next_batch(9)) for _ in range(4)] == [[1], [2], [3, 4], None]
+    formed.enqueue(requests)
+    assert [keys(formed.next_batch(9)) for _ in range(4)] == [[1], [2], [3, 4], None]
