@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 
 from weir.repository.paths import check_model_name, path_inside
 from weir.repository.problems import ConfigProblem
-from weir.runtime.containment import contained
 from weir.scheduler.batching.request import QueuedRequest
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError
@@ -121,7 +120,6 @@ class StrategyFiles:
         self._cache: dict[tuple[str, int], tuple[_Identity, GuardedStrategy | None]] = {}
         self._logged_problems: dict[tuple[str, int], str] = {}  # last logged problem of each version, to log it once
 
-    @contained()
     def find(self, name: str, version: int, config: ModelConfig) -> GuardedStrategy | None:
         """Returns the strategy of a version; the same object as before while its file and configuration are the same.
 
@@ -132,7 +130,7 @@ class StrategyFiles:
         try:
             path = self._path(name, version, config)
             identity = None if path is None else (path, path.stat().st_mtime_ns, config)
-        except (WeirError, OSError) as error:
+        except (WeirError, OSError, ValueError) as error:  # ValueError: a name with a null character
             self._warn(name, version, error.message if isinstance(error, WeirError) else str(error))
             return None
         self._logged_problems.pop((name, version), None)

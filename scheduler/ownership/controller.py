@@ -26,7 +26,7 @@ from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.streams.declarations import acquire_live_consumer, ensure_live_streams, ensure_streams
-from weir.runtime.containment import contained
+from weir.runtime.containment import call_each, contained
 from weir.runtime.log_limiter import LogLimiter
 from weir.runtime.ticks import next_tick
 from weir.scheduler.ownership.policy import SILENCE_S, Acquire, Action, HandOver, OwnershipPolicy, ReadOwner
@@ -165,13 +165,11 @@ class OwnershipController:
 
     # Events
 
-    @contained()
     def _on_model_change(self, name: str) -> None:
         if name in self._service.known_models():
             self._policy.add_queues(time.monotonic(), set(self._service.queues_of(name)))
             self._schedule_actions()
 
-    @contained()
     def _on_presence(self, record: RoleRecord, is_there: bool) -> None:
         if record.id == self._id:
             return
@@ -182,7 +180,6 @@ class OwnershipController:
             self._policy.scheduler_gone(record.id)
         self._schedule_actions()
 
-    @contained()
     def _on_announcement(self, message: Message) -> None:
         try:
             model, partition, owner, epoch = astuple(QueueOwner.unpack(message.data))
@@ -229,9 +226,13 @@ class OwnershipController:
             self._start_task(self._carry_out(action))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._background.create_task(work)
+        task = self._background.create_task(self._run(work))
         self._tasks_in_progress.add(task)
         task.add_done_callback(self._tasks_in_progress.discard)
+
+    @contained()
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        await work
 
     @contained(on_error="_action_failed")
     async def _carry_out(self, action: Action) -> None:
@@ -328,7 +329,10 @@ class OwnershipController:
         if now_s > self._no_expiry_before_s:
             self._view.expire(SILENCE_S)
             for record in list(self._view.processes.values()):
-                self._on_presence(record, True)  # an announcement in between may have been older
+                # An announcement in between may have been older.
+                call_each(
+                    "weir.scheduler.ownership.controller: a scheduler's record", (self._on_presence,), record, True
+                )
             for other in self._policy.others:
                 self._probe(other)
         await self._attempt(self._renew_lease())
@@ -407,7 +411,6 @@ class OwnershipController:
         self._policy.owner_reported(time.monotonic(), queue, record.owner, record.epoch)
         self._schedule_actions()
 
-    @contained()
     async def _restart_queue(self, failed: OwnedQueue) -> None:
         """Recreates the consumer of a queue, so that it delivers everything unacknowledged, and creates a new policy.
 
@@ -432,7 +435,6 @@ class OwnershipController:
                 _log_failure("restart it", queue, error)
                 await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
-    @contained()
     async def _check_one(self, owned: OwnedQueue) -> None:
         try:
             async with self._checks:

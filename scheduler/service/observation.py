@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 
 from weir.bus.observation import Observed
-from weir.runtime.containment import contained
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import total_rows
 from weir.schemas.core.requests import Lane
@@ -41,7 +40,6 @@ class BatchFeed:
         if not self.is_on:
             self._open.clear()
 
-    @contained()
     def sent(self, model: str, batch: Batch, now_us: int) -> None:
         """Reports a batch of `model` that was sent at `now_us`, by the policy's clock, to its observers."""
         observers = self._observed.leases.observers_of_batch(model, time.monotonic())
@@ -72,7 +70,6 @@ class BatchFeed:
         if len(self._open) > MAX_OPEN_BATCHES:
             del self._open[next(iter(self._open))]
 
-    @contained()
     def ended(self, completion: BatchCompletion) -> None:
         """Reports the end of a batch that was reported when it was sent."""
         if isinstance(completion, BatchReleased):

@@ -4,8 +4,8 @@ Everything runs in one event loop, and a policy call never awaits. Messages that
 are taken in before anything is dispatched, so that requests that arrive together can share a batch. Every message
 passes the `LeaseGate`, which holds it back while it is uncertain which queues this scheduler owns.
 
-Each function that serves one queue is contained (`weir.runtime.containment`). An exception in the policy of a queue may
-leave its state inconsistent, so that policy is recreated (`_queue_failed`), and no other queue is affected.
+What serves one queue runs in `_in_queue`. An exception in the policy of a queue may leave its state inconsistent, so that
+policy is recreated (`_queue_failed`), and no other queue is affected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from weir.bus.kv.registry import RegistryView
 from weir.bus.kv.sequence_states import CheckpointReader, StoredSequence
@@ -86,9 +86,9 @@ from weir.telemetry.logs import log_request, logs_requests
 
 logger = logging.getLogger("weir.scheduler")
 
-_limited = LogLimiter(logger)
+_Result = TypeVar("_Result")
 
-_contained_in_queue = contained(on_error="_queue_failed", is_logged=False)
+_limited = LogLimiter(logger)
 
 PROBE_INTERVAL_S = 0.25
 """How often workers that hold batches are probed: the death of one is noticed within this time."""
@@ -166,7 +166,7 @@ class SchedulerService:
         self._stopped_workers = StoppedWorkers()
         self._checkpoints = CheckpointReader(bus)
         self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
-        self._take_found = self.lease_gate.guard(self._take_sequence)
+        self._take_found = self.lease_gate.guard(self._in_queue)
         self._survey = SequenceSurvey(bus, scheduler_id, _limited)
         self._worker_lost_s = -RECENT_LOSS_S
         self._no_deaths_before_s = 0.0
@@ -218,10 +218,13 @@ class SchedulerService:
         owned.counters = self._retired.restore(queue)
         self._queues[queue] = owned
         self._of_model[queue.model].append(owned)
-        for subject, act in ((queue.cancel_subject, self._on_cancel), (queue.drain_subject, self._on_drain)):
-            ends = await self._bus.subscribe(subject, self.lease_gate.guard(partial(act, owned)))
+        for subject, act in (
+            (queue.cancel_subject, partial(self._in_queue, owned, self._on_cancel)),
+            (queue.drain_subject, partial(self._on_drain, owned)),
+        ):
+            ends = await self._bus.subscribe(subject, self.lease_gate.guard(act))
             owned.add_subscription(ends)
-        self._follow(owned)
+        self._alone(self._follow, owned)
         pull.start(inbox, live_pull_group(epoch))
         return owned
 
@@ -269,7 +272,7 @@ class SchedulerService:
         rejected, owned.rejected_batches, owned.stopped = owned.rejected_batches, [], False
         for batch_id in rejected:
             if self._batches.pop(batch_id, None) is owned:
-                self._end_batches(owned, clock.now_us(), [BatchNotRun(batch_id, NotRunReason.SLOW)])
+                self._in_queue(owned, self._end_batches, clock.now_us(), [BatchNotRun(batch_id, NotRunReason.SLOW)])
         self._mark_dirty(owned)
 
     def suspend_death_detection(self) -> None:
@@ -330,9 +333,9 @@ class SchedulerService:
             return
         frame = PulledFrame(owned, ack_subject, len(data), len(envelopes))
         owned.frame_received(len(data))
-        self._enqueue(owned, requests_of(gateway, envelopes, now_us, frame, clock.at_unix_ms), now_us)
+        requests = requests_of(gateway, envelopes, now_us, frame, clock.at_unix_ms)
+        self._in_queue(owned, self._enqueue, requests, now_us)
 
-    @_contained_in_queue
     def _enqueue(self, owned: OwnedQueue, requests: list[QueuedRequest], now_us: int) -> None:
         owned.signals.add_arrivals(requests[0].lane, len(requests))
         refused = owned.scheduler.enqueue(requests)
@@ -353,13 +356,12 @@ class SchedulerService:
     async def _look_up(self, owned: OwnedQueue, sought: SoughtSequence) -> None:
         async with self._lookups:
             found = await self._checkpoints.find(owned.name, *sought)
-        self._take_found(owned, sought, found)
+        self._take_found(owned, self._take_sequence, sought, found)
 
     def _look_up_failed(self, _error: Exception, owned: OwnedQueue, sought: SoughtSequence) -> None:
         """Ends the sequence as one of which nothing is stored: its requests wait for the lookup."""
-        self._take_found(owned, sought, None)
+        self._take_found(owned, self._take_sequence, sought, None)
 
-    @_contained_in_queue
     def _take_sequence(self, owned: OwnedQueue, sought: SoughtSequence, found: StoredSequence | None) -> None:
         if owned.stopped:
             return  # the queue may have another owner by now
@@ -384,13 +386,12 @@ class SchedulerService:
             if owned is not None:
                 by_queue.setdefault(owned, []).append(completion)
         for owned, of_queue in by_queue.items():
-            self._end_batches(owned, now_us, of_queue)
+            self._in_queue(owned, self._end_batches, now_us, of_queue)
         for runs in direct_runs:
             owned = self._queues.get(LiveQueue(runs.model))
             if owned is not None:
-                self._count_direct_runs(owned, now_us, runs)
+                self._in_queue(owned, self._count_direct_runs, now_us, runs)
 
-    @_contained_in_queue
     def _count_direct_runs(self, owned: OwnedQueue, now_us: int, runs: DirectRuns) -> None:
         requests = 0
         for size, batches in runs.sizes:
@@ -399,14 +400,13 @@ class SchedulerService:
         owned.signals.add_arrivals(LIVE, requests)
         owned.scheduler.record_direct_runs(now_us, runs.version, requests, runs.busy_us)
 
-    @_contained_in_queue
     def _end_batches(self, owned: OwnedQueue, now_us: int, completions: Sequence[BatchCompletion]) -> None:
         completed: list[QueuedRequest] = []
         failures: list[Failure] = []
         try:
             for completion in completions:
                 if self._feed.is_on:
-                    self._feed.ended(completion)
+                    self._alone(self._feed.ended, completion)
                 if type(completion) is not BatchReleased and type(completion) is not BatchRefused:
                     self._batches.pop(completion.batch_id, None)
                 if isinstance(completion, BatchRefused):
@@ -424,7 +424,6 @@ class SchedulerService:
         if owned.scheduler.waiting:
             self._mark_dirty(owned)
 
-    @_contained_in_queue
     def _on_cancel(self, owned: OwnedQueue, message: Message) -> None:
         if owned.stopped:
             return  # the queue may have another owner by now
@@ -461,7 +460,6 @@ class SchedulerService:
         else:
             self._on_worker_lost(worker)
 
-    @contained()
     def _on_heartbeat(self, heartbeat: Heartbeat) -> None:
         lost = self._reconciler.lost(heartbeat, self._in_flight_on)
         by_queue: dict[OwnedQueue, list[int]] = defaultdict(list)
@@ -470,9 +468,8 @@ class SchedulerService:
             if owned is not None:
                 by_queue[owned].append(batch_id)
         for owned, batch_ids in by_queue.items():
-            self._batches_missing(owned, batch_ids)
+            self._in_queue(owned, self._batches_missing, batch_ids)
 
-    @_contained_in_queue
     def _batches_missing(self, owned: OwnedQueue, batch_ids: list[int]) -> None:
         _limited.warning(
             "batches lost", "queue %s: %d batches were lost on the way and are run again", owned.queue, len(batch_ids)
@@ -482,24 +479,16 @@ class SchedulerService:
 
     def _in_flight_on(self, worker: str) -> list[int]:
         queues = [owned for owned in self._queues.values() if not owned.stopped]
-        return [batch_id for owned in queues for batch_id in self._batches_of(owned, worker) or ()]
-
-    @_contained_in_queue
-    def _batches_of(self, owned: OwnedQueue, worker: str) -> list[int] | None:
-        return owned.scheduler.in_flight_on(worker)
+        return [id for owned in queues for id in self._in_queue(owned, _batches_on, worker) or ()]
 
     def _on_statistics_query(self, message: Message) -> None:
         if may_reply_to(message, subjects.counters("")):
             self._bus.publish(message.reply, self._counters())
 
     def _counters(self, leaving: bool = False) -> bytes:
-        models = [row for owned in self._queues.values() if (row := self._counters_of(owned)) is not None]
+        models = [row for owned in self._queues.values() if (row := self._alone(owned.to_dict, clock.now_us()))]
         models += self._retired.to_dicts()
         return pack_scheduler_counters(self._id, self._born_ns, models, self.malformed_messages, leaving)
-
-    @contained()
-    def _counters_of(self, owned: OwnedQueue) -> dict[str, Any] | None:
-        return owned.to_dict(clock.now_us())
 
     def _log_malformed(self, model: str, error: MalformedMessage) -> None:
         self.malformed_messages += 1
@@ -510,21 +499,18 @@ class SchedulerService:
 
     # Models and workers
 
-    @contained()
     def _on_model_change(self, name: str) -> None:
         for owned in list(self._of_model.get(name, ())):
-            self._follow(owned)
+            self._alone(self._follow, owned)
         if name:
             views = self.registry.workers.values()
             self._retired.reset_unloaded_failures(name, [view.models[name] for view in views if name in view.models])
 
-    @contained()
     def _follow(self, owned: OwnedQueue) -> None:
         for ended in self._watcher.update(owned, clock.now_us()):
             self._finish(ended)
         self._mark_dirty(owned)
 
-    @contained()
     def _on_drain(self, owned: OwnedQueue, message: Message) -> None:
         """Answers a worker that wants to unload versions: it may, once no request is left that it must run."""
         try:
@@ -536,20 +522,18 @@ class SchedulerService:
         if free is None:
             return
         if free:
-            self._follow(owned)
+            self._alone(self._follow, owned)
         self._bus.publish(message.reply, DrainMessage.of(self._id, owned.name, free, owned.queue.partition).pack())
 
     def _note_lost_worker(self, _worker: str) -> None:
         self._worker_lost_s = time.monotonic()
 
-    @contained()
     def _on_worker_lost(self, worker: str) -> None:
         now_us = clock.now_us()
         self._reconciler.forget(worker)
         for owned in list(self._queues.values()):
-            self._lose_worker(owned, worker, now_us)
+            self._in_queue(owned, self._lose_worker, worker, now_us)
 
-    @_contained_in_queue
     def _lose_worker(self, owned: OwnedQueue, worker: str, now_us: int) -> None:
         for batch_id in owned.scheduler.in_flight_on(worker):
             self._batches.pop(batch_id, None)
@@ -573,9 +557,8 @@ class SchedulerService:
         now_us = clock.now_us()
         for owned in dirty:
             if not owned.stopped:
-                self._dispatch_queue(owned, now_us)
+                self._in_queue(owned, self._dispatch_queue, now_us)
 
-    @_contained_in_queue
     def _dispatch_queue(self, owned: OwnedQueue, now_us: int) -> None:
         overdue = owned.scheduler.overdue(now_us)
         if overdue is not NOTHING_ENDED:
@@ -603,7 +586,7 @@ class SchedulerService:
         self._bus.publish(subjects.work(worker), message, subjects.lost(self._id, worker))
         if is_observed:
             for batch in batches:
-                self._feed.sent(owned.name, batch, now_us)
+                self._alone(self._feed.sent, owned.name, batch, now_us)
 
     def _sending_failed(self, _error: Exception, owned: OwnedQueue, batches: Sequence[Batch], now_us: int) -> None:
         if len(batches) > 1:
@@ -612,9 +595,8 @@ class SchedulerService:
             return
         (batch,) = batches
         self._batches.pop(batch.id, None)
-        self._end_unsent(owned, batch, now_us)
+        self._in_queue(owned, self._end_unsent, batch, now_us)
 
-    @_contained_in_queue
     def _end_unsent(self, owned: OwnedQueue, batch: Batch, now_us: int) -> None:
         """Ends a batch that could not be packed: its requests get an error, and its instance is free."""
         completed, failures = owned.scheduler.complete(now_us, BatchEnded(batch.id))
@@ -637,27 +619,21 @@ class SchedulerService:
         seconds = 0.0
         while True:
             await next_tick(PROBE_INTERVAL_S)
-            self._probe_workers()
-            self._drop_stopped_workers()
+            self._alone(self._probe_workers)
+            self._alone(self._drop_stopped_workers)
             seconds += PROBE_INTERVAL_S
             if seconds >= 1.0 and self._bus.is_connected:
                 seconds = 0.0
-                self._expire_workers()
-                self._expire_requests()
+                self._alone(self._expire_workers)
+                self._alone(self._expire_requests)
 
-    @contained()
     def _probe_workers(self) -> None:
         queues = list(self._queues.values())
-        for worker in {worker for owned in queues for worker in self._workers_of(owned) or ()}:
+        for worker in {worker for owned in queues for worker in self._in_queue(owned, _workers_of) or ()}:
             if self._bus.links.has_link(worker):
                 continue  # whose end shows its death
             self._bus.publish(subjects.probe(worker), b"", subjects.lost(self._id, worker))
 
-    @_contained_in_queue
-    def _workers_of(self, owned: OwnedQueue) -> set[str] | None:
-        return owned.scheduler.workers()
-
-    @contained()
     def _drop_stopped_workers(self) -> None:
         now_s = time.monotonic()
         if not self._bus.is_connected or now_s <= self._no_deaths_before_s:
@@ -671,28 +647,32 @@ class SchedulerService:
             self.registry.drop(worker)
             self._erase(worker)
 
-    @contained()
     def _expire_workers(self) -> None:
         for worker in self.registry.expire():
             self._erase(worker)
 
     def _expire(self) -> None:
         for owned in list(self._queues.values()):
-            self._measure_load(owned)
-            self._expire_queue(owned)
+            self._alone(owned.signals.update, clock.now_us())
+            self._in_queue(owned, self._expire_queue)
 
-    @contained()
-    def _measure_load(self, owned: OwnedQueue) -> None:
-        owned.signals.update(clock.now_us())
-
-    @_contained_in_queue
     def _expire_queue(self, owned: OwnedQueue) -> None:
         if not owned.stopped:
             self._finish(owned.scheduler.expire(clock.now_us()))
 
-    # A policy that has failed
+    # Exceptions that nobody foresees
 
-    def _queue_failed(self, error: Exception, owned: OwnedQueue, *arguments: object) -> None:
+    @contained()
+    def _alone(self, act: Callable[..., _Result], *arguments: Any) -> _Result | None:
+        """Does a part of what serves all queues: if it raises, the others are done."""
+        return act(*arguments)
+
+    @contained(on_error="_queue_failed", is_logged=False)
+    def _in_queue(self, owned: OwnedQueue, act: Callable[..., _Result], *arguments: Any) -> _Result | None:
+        """Does what serves one queue: if it raises, the queue gets another policy."""
+        return act(owned, *arguments)
+
+    def _queue_failed(self, error: Exception, owned: OwnedQueue, _act: object, *arguments: object) -> None:
         """Drops a queue whose policy raised, perhaps in the middle of a change, so that its state is not reliable.
 
         Requests that were not sent to a worker end with an internal error; otherwise the request that makes the
@@ -711,3 +691,11 @@ class SchedulerService:
             ends.callback(self.drop, owned)
             ends.callback(self._answer_failures, [Failure(request, internal(_QUEUE_FAILED)) for request in waiting])
             log_policy_failure(error, owned, self, self._batches, len(waiting))
+
+
+def _batches_on(owned: OwnedQueue, worker: str) -> list[int]:
+    return owned.scheduler.in_flight_on(worker)
+
+
+def _workers_of(owned: OwnedQueue) -> set[str]:
+    return owned.scheduler.workers()

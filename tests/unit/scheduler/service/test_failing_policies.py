@@ -232,7 +232,7 @@ async def test_an_exception_in_a_queue_that_was_dropped_is_logged(
     broken = cluster.owned["a"]
     fail(monkeypatch, broken, "in_flight_on")
     for _ in range(2):
-        cluster.service._lose_worker(broken, "worker-a", 0)
+        cluster.service._in_queue(broken, cluster.service._lose_worker, "worker-a", 0)
     _, again = errors()
     assert again.getMessage() == "queue a: another exception, in the policy that was dropped"
     assert again.exc_info
@@ -364,15 +364,26 @@ async def test_garbage_at_request_rate_is_logged_once_a_second(
     assert cluster.service.malformed_messages == 50
 
 
-@pytest.mark.parametrize("name", [name for name in sorted(SITES) if name.startswith("weir.scheduler.service.service:")])
+OF_QUEUES = ("_enqueue", "_end_batches", "_on_cancel", "_dispatch_queue", "_expire_queue", "_workers_of")
+"""What `SchedulerService._in_queue` does for one queue, as far as this test gets there."""
+
+
+@pytest.mark.parametrize(
+    ("name", "of_queue"),
+    [
+        *((name, None) for name in sorted(SITES) if name.startswith("weir.scheduler.service.service:")),
+        *(("weir.scheduler.service.service:SchedulerService._in_queue", of_queue) for of_queue in OF_QUEUES),
+    ],
+)
 async def test_no_site_of_the_scheduler_passes_an_exception_on(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str, of_queue: str | None
 ) -> None:
     """Whatever raises for model `a`: model `b` is served, and `a` is served once it has another policy."""
     function = SITES[name].function
 
     def failing(self: Any, *arguments: Any, **named: Any) -> Any:
-        if any(isinstance(each, OwnedQueue) and each.name == "a" for each in arguments):
+        is_meant = of_queue in (None, getattr(arguments[1], "__name__", None) if len(arguments) > 1 else None)
+        if is_meant and any(isinstance(each, OwnedQueue) and each.name == "a" for each in arguments):
             raise RuntimeError("injected")
         return function(self, *arguments, **named)
 
