@@ -20,7 +20,7 @@ from weir.scheduler.batching.custom_strategy import GuardedStrategy
 from weir.scheduler.batching.dynamic_former import former_for
 from weir.scheduler.batching.outcome import NOTHING_ENDED, TIMEOUT_EXPIRED, Ended, Failure, concatenate
 from weir.scheduler.batching.request import DuplicateDelivery, QueuedRequest
-from weir.scheduler.batching.retry import UnservedTimeout
+from weir.scheduler.batching.retry import RetryPolicy, UnservedTimeout
 from weir.scheduler.batching.version import UNAVAILABLE_TIMEOUT_US, Version
 from weir.scheduler.batching.version_queue import VersionQueue
 from weir.scheduler.sequences.scheduler import (
@@ -69,6 +69,7 @@ class ModelScheduler:
         self._max_queue_wait_us = max_queue_wait_us  # default for models without a limit; 0: none
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
+        self._retry = RetryPolicy()
         self._configs: dict[int, ModelConfig] = {}
         self._strategies: dict[int, GuardedStrategy | None] = {}
         self._versions: dict[int, Version] = {}
@@ -194,10 +195,10 @@ class ModelScheduler:
             self._unrouted[request] = None
 
     def _version_of(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> Version:
+        common = self._next_batch_id, self._unavailable_timeout_us, self._retry
         if config.sequence_batching is not None:
-            return SequenceScheduler(version, config, self._next_batch_id, self._unavailable_timeout_us, self._former)
-        former = former_for(config, strategy)
-        return VersionQueue(version, former, self._next_batch_id, self._unavailable_timeout_us)
+            return SequenceScheduler(version, config, *common, self._former)
+        return VersionQueue(version, former_for(config, strategy), *common)
 
     def set_lifecycle(self, retiring: frozenset[int], given_up: frozenset[int], is_withdrawn: bool) -> None:
         """Sets which versions are being unloaded, which are withdrawn, and whether the model is. Call before
@@ -335,9 +336,11 @@ class ModelScheduler:
         if current is not None:
             current.record_direct_runs(now_us, requests, busy_us)
 
-    def failures(self) -> dict[int, dict[str, int]]:
-        """Returns, by version, the requests that failed without a response of a worker, by Triton's reasons."""
-        return {number: dict(version.failures) for number, version in self._versions.items()}
+    def take_repeated(self) -> list[QueuedRequest]:
+        """Returns the requests of lost batches that are repeated and were not returned yet."""
+        repeated = self._retry.repeated[:]
+        self._retry.repeated.clear()
+        return repeated
 
     def overdue(self, now_us: int) -> Ended:
         """Fails the requests whose timeout or deadline has passed. Call before each `dispatch`."""

@@ -125,11 +125,6 @@ class QueuedRequest:
         return f"QueuedRequest({self.gateway}, {self.key})"
 
     @property
-    def timeout_us(self) -> int:
-        """The queue timeout that the request asks for, in microseconds; 0 without one."""
-        return self.terms.timeout_us
-
-    @property
     def correlation_id(self) -> int | str:
         """The id of the request's sequence; 0 or "" without one."""
         return self.terms.correlation_id

@@ -27,10 +27,11 @@ LOST_STEPS = "the ensemble's worker was lost while it ran a request of sequence 
 
 
 class RetryPolicy:
-    """Counts the losses of requests. A request that was lost `max_attempts` times fails."""
+    """Counts the losses of requests. One that was lost `max_attempts` times fails; others are added to `repeated`."""
 
     def __init__(self, max_attempts: int = MAX_ATTEMPTS) -> None:
         self._max_attempts = max_attempts
+        self.repeated: list[QueuedRequest] = []
 
     def is_exhausted(self, request: QueuedRequest) -> bool:
         """Whether the request was lost too often."""
@@ -60,6 +61,7 @@ class RetryPolicy:
                 failures.append(Failure(request, too_many_losses(request)))
             else:
                 again.append(request)
+        self.repeated += again
         return again, failures
 
 

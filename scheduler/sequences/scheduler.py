@@ -24,7 +24,7 @@ from weir.scheduler.batching.custom_strategy import GuardedStrategy
 from weir.scheduler.batching.ordered_queue import NEVER_US
 from weir.scheduler.batching.outcome import NOTHING_ENDED, TIMEOUT_EXPIRED, Ended, Failure
 from weir.scheduler.batching.request import QueuedRequest
-from weir.scheduler.batching.retry import too_many_losses
+from weir.scheduler.batching.retry import RetryPolicy, too_many_losses
 from weir.scheduler.batching.version import UNAVAILABLE_TIMEOUT_US, Version
 from weir.scheduler.sequences.sequence import CorrelationId, SlottedInstance, StatefulSequence
 from weir.scheduler.sequences.table import MAX_LOST, SequenceTable
@@ -102,15 +102,16 @@ class SequenceScheduler(Version):
 
     is_stateful = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what all versions have, and two of its own
         self,
         version: int,
         config: ModelConfig,
         next_batch_id: Callable[[], int] | None = None,
         unavailable_timeout_us: int = UNAVAILABLE_TIMEOUT_US,
+        retry: RetryPolicy | None = None,
         former: FormerSequences = NO_FORMER_SEQUENCES,
     ) -> None:
-        super().__init__(version, next_batch_id, unavailable_timeout_us)
+        super().__init__(version, next_batch_id, unavailable_timeout_us, retry)
         self._table = SequenceTable(0, 0, next_run=self._next_batch_id)
         self.use_config(config)
         longest_us = self._table.idle_us + TAKEOVER_US

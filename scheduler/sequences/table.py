@@ -174,8 +174,8 @@ class SequenceTable:
         sequence.is_closed = ends
         if sequence.running is None:
             self._make_eligible(sequence)
-        if sequence.instance is None and request.timeout_us:
-            self._note_expiry(request.enqueued_us + request.timeout_us, sequence, None)
+        if sequence.instance is None and request.terms.timeout_us:
+            self._note_expiry(request.enqueued_us + request.terms.timeout_us, sequence, None)
         if request.terms.deadline_us:
             self._note_expiry(request.terms.deadline_us, sequence, request)
         return True

@@ -9,8 +9,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
@@ -23,13 +22,11 @@ from weir.bus.streams.declarations import AcquiredQueue, acquire_live_consumer, 
 from weir.bus.streams.pull import StandingPull
 from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
-from weir.scheduler.batching.outcome import Ended
-from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.sequences.scheduler import SequenceScheduler
 from weir.scheduler.service.clock import DeadlineTimer
 from weir.scheduler.service.statistics import DispatchCounters, LoadSignals, model_counters
-from weir.schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, BatchLost, LostAttempts
+from weir.schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, LostAttempts
 
 _limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
@@ -62,11 +59,6 @@ class TotalBufferedFrames:
     def __init__(self) -> None:
         self.size_bytes = 0
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the limit is exceeded."""
-        return self.size_bytes > MAX_TOTAL_BUFFERED_BYTES
-
 
 class BufferedFrames:
     """The bytes of frames that one queue holds in memory.
@@ -86,7 +78,8 @@ class BufferedFrames:
         self._size_bytes += size_bytes
         self._all.size_bytes += size_bytes
         was_full = self.is_full
-        if self._size_bytes > MAX_BUFFERED_BYTES or (self._all.is_over and self._size_bytes > MIN_BUFFERED_BYTES):
+        most = MIN_BUFFERED_BYTES if self._all.size_bytes > MAX_TOTAL_BUFFERED_BYTES else MAX_BUFFERED_BYTES
+        if self._size_bytes > most:
             self.is_full = True
         return self.is_full and not was_full
 
@@ -327,49 +320,20 @@ class OwnedQueue:
         if self._buffered.remove(size_bytes) and not self._closed:
             self.pull.resume()
 
-    def worker_lost(self, now_us: int, worker: str) -> Ended:
-        """Removes a lost worker from the policy; counts and reports repeated requests."""
-        lost = self.scheduler.in_flight_on(worker)
-        return self._lose(lost, f"worker {worker} was lost", partial(self.scheduler.worker_lost, now_us, worker))
-
-    def batches_missing(self, now_us: int, batch_ids: Collection[int]) -> Ended:
-        """Ends lost batches in the policy; counts and reports repeated requests."""
-        lose = partial(self.scheduler.batches_missing, now_us, batch_ids)
-        return self._lose(batch_ids, "its batch was lost on the way", lose)
-
-    def batch_lost(self, now_us: int, completion: BatchLost) -> Ended:
-        """Ends a batch whose process died in the policy; counts and reports repeated requests."""
-        return self._lose(
-            (completion.batch_id,), "its process died", partial(self.scheduler.complete, now_us, completion)
-        )
-
     def batch_rejected(self, batch_id: int) -> None:
         """Stops the queue until its owner is known: a worker rejected the batch because of a later owner."""
         self.stopped = True
         self.rejected_batches.append(batch_id)
 
-    def _lose(self, batch_ids: Collection[int], reason: str, lose: Callable[[], Ended]) -> Ended:
-        """Calls `lose`, and reports to gateways which of their durable requests are repeated after it.
-
-        The policy does not return those, so their state before and after is compared. Losses are rare.
-        """
-        self.counters.retried_batches += len(batch_ids)
-        before = [(request, request.attempts) for request in self._durable_in(batch_ids)]
-        ended = lose()
+    def batches_lost(self, batches: int, reason: str) -> None:
+        """Counts lost batches, and reports to gateways which of their durable requests the policy repeats."""
+        self.counters.retried_batches += batches
         by_gateway: defaultdict[str, list[int]] = defaultdict(list)
-        for request, attempts in before:
-            if request.attempts > attempts and not request.is_sent:
+        for request in self.scheduler.take_repeated():
+            if request.lane and request.gateway != NO_REPLY:
                 by_gateway[request.gateway].append(request.key)
         for gateway, keys in by_gateway.items():
             self._publish(subjects.lost_attempts(gateway), LostAttempts(keys, reason[:MAX_REASON_LENGTH]).pack())
-        return ended
-
-    def _durable_in(self, batch_ids: Collection[int]) -> list[QueuedRequest]:
-        found = (version.batch(id) for version in self.scheduler.versions().values() for id in batch_ids)
-        batches = (batch for batch in found if batch is not None)
-        return [
-            request for batch in batches for request in batch.requests if request.lane and request.gateway != NO_REPLY
-        ]
 
     def to_dict(self, now_us: int) -> dict[str, Any]:
         """Returns its counters and load, in the form of `weir.schemas.wire.statistics.QueueCounters`."""

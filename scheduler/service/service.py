@@ -337,7 +337,7 @@ class SchedulerService:
         self._in_queue(owned, self._enqueue, requests, now_us)
 
     def _enqueue(self, owned: OwnedQueue, requests: list[QueuedRequest], now_us: int) -> None:
-        owned.signals.add_arrivals(requests[0].lane, len(requests))
+        owned.signals.add_arrivals(requests[0].terms.lane, len(requests))
         refused = owned.scheduler.enqueue(requests)
         if refused:
             self._answer_failures(refused)
@@ -413,12 +413,13 @@ class SchedulerService:
                     owned.batch_rejected(completion.batch_id)
                     self.on_batch_rejected(owned, completion.epoch)
                     continue
-                if isinstance(completion, BatchLost):
-                    ended = owned.batch_lost(now_us, completion)
-                else:
-                    ended = owned.scheduler.complete(now_us, completion)
+                ended = owned.scheduler.complete(now_us, completion)
                 completed += ended[0]
                 failures += ended[1]
+                if isinstance(completion, BatchLost):
+                    owned.batches_lost(1, "its process died")
+                elif isinstance(completion, BatchNotRun):  # by which sequences lose their states
+                    owned.batches_lost(0, "its batch did not run")
         finally:  # also those that have ended before one on which the policy raises
             self._finish((completed, failures))
         if owned.scheduler.waiting:
@@ -474,7 +475,8 @@ class SchedulerService:
         _limited.warning(
             "batches lost", "queue %s: %d batches were lost on the way and are run again", owned.queue, len(batch_ids)
         )
-        self._finish(owned.batches_missing(clock.now_us(), sorted(batch_ids)))
+        self._finish(owned.scheduler.batches_missing(clock.now_us(), sorted(batch_ids)))
+        owned.batches_lost(len(batch_ids), "its batch was lost on the way")
         self._mark_dirty(owned)
 
     def _in_flight_on(self, worker: str) -> list[int]:
@@ -535,9 +537,11 @@ class SchedulerService:
             self._in_queue(owned, self._lose_worker, worker, now_us)
 
     def _lose_worker(self, owned: OwnedQueue, worker: str, now_us: int) -> None:
-        for batch_id in owned.scheduler.in_flight_on(worker):
+        batch_ids = owned.scheduler.in_flight_on(worker)
+        for batch_id in batch_ids:
             self._batches.pop(batch_id, None)
-        self._finish(owned.worker_lost(now_us, worker))
+        self._finish(owned.scheduler.worker_lost(now_us, worker))
+        owned.batches_lost(len(batch_ids), f"worker {worker} was lost")
         self._mark_dirty(owned)
 
     def _erase(self, worker: str) -> None:

@@ -91,7 +91,7 @@ def live(kind: type[Life], config: ModelConfig, events: list[tuple[Any, ...]]) -
     life.run_out()
     assert len(life.model) == life.model.waiting == 0
     if kind is Life:
-        assert life.model.failures()[1]["CANCELED"] == life.cancelled
+        assert life.model.versions()[1].failures["CANCELED"] == life.cancelled
     return life
 
 
@@ -130,7 +130,7 @@ def test_requests_of_a_cancelled_sequence_count_as_cancelled(strategy: dict[str,
     life.send(1, 0)
     life.cancel(-2)  # the first of the two that wait
     assert len(life.live) == is_started
-    assert life.model.failures()[1]["CANCELED"] == 2
+    assert life.model.versions()[1].failures["CANCELED"] == 2
 
 
 def test_an_idle_sequence_does_not_keep_its_worker_for_ever() -> None:

@@ -213,7 +213,7 @@ def test_workers_receive_cancellations_of_running_requests(served: Served):
     assert RunningCancellation.unpack(reported) == RunningCancellation("scheduler", [cancelled])
     served.bus.deliver(CANCEL, Cancellation("gateway", [6, 99]).pack())
     assert served.bus.taken("abandoned.worker") == []
-    assert served.owned.scheduler.failures() == {1: {"REJECTED": 0, "CANCELED": 2}}
+    assert served.owned.scheduler.versions()[1].failures == {"REJECTED": 0, "CANCELED": 2}
     served.done(batch.batch_id)
 
 
@@ -397,7 +397,7 @@ async def test_a_timeout_is_answered_once_without_other_events():
         (key, ErrorCode.UNAVAILABLE, "Request timeout expired") for key in (2, 3)
     ]
     assert served.acks() == ["$JS.ACK.2"]
-    assert served.owned.scheduler.failures() == {1: {"REJECTED": 2, "CANCELED": 0}}
+    assert served.owned.scheduler.versions()[1].failures == {"REJECTED": 2, "CANCELED": 0}
     served.done(busy.batch_id)
     assert served.batches() == []
     assert served.service.unanswered == 0
