@@ -40,3 +40,12 @@ def test_a_named_make_target_exists(target: str) -> None:
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([^)#]+)", TEXT))))
 def test_a_link_leads_to_a_file(link: str) -> None:
     assert (ROOT / link).is_file()
+
+
+def test_the_exercise_names_what_exists() -> None:
+    exercise = TEXT.partition("#### To begin with")[2].partition("### ")[0]
+    code = " ".join((ROOT / path).read_text() for path in re.findall(r"`([\w/]+\.py)`", exercise))
+    code += (ROOT / "scheduler/batching/version_queue.py").read_text()
+    names = set(re.findall(r"`([A-Za-z_]+)[`(]", exercise)) - {"even_batches"}
+    assert {"Queue", "Former", "DynamicFormer", "former_for", "FormedQueue", "next_batch"} <= names
+    assert not {name for name in names if not re.search(rf"\b{name}\b", code)}
