@@ -251,8 +251,7 @@ class ModelScheduler:
             live[request.key] = request
             new.append(request)
         refused: list[Failure] = []
-        for wanted, together in groupby(new, _version):
-            of_version = list(together)
+        for wanted, of_version in _by_version(new):
             try:
                 home = self._latest if wanted == LATEST else self._version_for(wanted)
             except WeirError as error:
@@ -481,6 +480,14 @@ class ModelScheduler:
 
 
 _version = attrgetter("version")
+
+
+def _by_version(requests: list[QueuedRequest]) -> list[tuple[int, list[QueuedRequest]]]:
+    """Groups consecutive requests by the version they want."""
+    wanted = {request.version for request in requests}
+    if len(wanted) == 1:  # the common case
+        return [(wanted.pop(), requests)]
+    return [(version, list(together)) for version, together in groupby(requests, _version)]
 
 
 def _described(version: Version) -> str:

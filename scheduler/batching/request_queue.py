@@ -60,9 +60,9 @@ class Queue:
         """Requests waiting."""
         return len(self._queue) + len(self.forming.requests) - self._cancelled
 
-    def enqueue(self, requests: list[QueuedRequest]) -> list[QueuedRequest]:
-        """Adds requests as long as there is room; returns those without room."""
-        if not self._uses_fifo(requests):
+    def enqueue(self, requests: list[QueuedRequest], is_plain: bool = False) -> list[QueuedRequest]:
+        """Adds requests as long as there is room; returns those without room. `is_plain`: they have no terms."""
+        if (self.is_timed or not is_plain) and not self._uses_fifo(requests):
             return self._ordered.add(requests)
         fifo = self._fifo
         room = self._max_size - len(fifo) - len(self.forming.requests) + self._cancelled

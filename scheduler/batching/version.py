@@ -154,11 +154,18 @@ class Version(ABC):
     def overdue(self, now_us: int) -> list[Failure]:
         """Fails the waiting requests whose timeout or deadline has passed."""
 
-    @abstractmethod
     def expire(self, now_us: int) -> list[QueuedRequest]:
-        """Takes out the requests that have waited too long without any instance; all of them if the version is
-        withdrawn.
-        """
+        """Takes out the requests that waited too long without any instance; all of them if the version is withdrawn."""
+        if self.instance_count:
+            return []
+        if self.is_withdrawn:
+            return self.drain()
+        lost_us = self._unserved.lost_us(now_us)
+        return [] if lost_us < 0 else self._take_arrived_by(lost_us)
+
+    @abstractmethod
+    def _take_arrived_by(self, arrived_by_us: int) -> list[QueuedRequest]:
+        """Takes out the waiting requests that arrived by `arrived_by_us` and may run elsewhere."""
 
     # Batches and instances
 

@@ -21,7 +21,7 @@ from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, total_rows
 from weir.scheduler.batching.request_queue import Queue
 from weir.scheduler.batching.retry import stream_lost
 from weir.scheduler.placement.instances import Instance
-from weir.scheduler.placement.window import SLOTS
+from weir.scheduler.placement.window import SLOTS, SLOW_US
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import QUEUE_FULL, Reason, overloaded
 from weir.schemas.core.requests import SEQUENCE_START
@@ -85,17 +85,19 @@ class VersionQueue(Dispatch):
             failures = self._rejections(list(refused), "wait", backoff_us)
             if not requests:
                 return failures
-        by_lane = [(LIVE, requests)]
+        by_lane, is_plain = [(LIVE, requests)], True
         for request in requests:
-            if request.terms is not NO_TERMS and request.terms.lane:
-                by_lane = self._by_lane(requests)
-                break
+            if request.terms is not NO_TERMS:
+                is_plain = False
+                if request.terms.lane:
+                    by_lane = self._by_lane(requests)
+                    break
         for lane, of_lane in by_lane:
             if lane == LIVE:
                 self._live_us = of_lane[0].enqueued_us
                 if self._budget is not None:
                     self._budget.record_live(self._live_us, len(of_lane), self.busy_instances, self.instances.idle)
-            full = self.lanes[lane].enqueue(of_lane)
+            full = self.lanes[lane].enqueue(of_lane, is_plain)
             if full:
                 failures += self._rejections(full, "queue")
         return failures
@@ -143,16 +145,8 @@ class VersionQueue(Dispatch):
         error = overloaded(TIMEOUT_EXPIRED, self.expected_wait_us(), reason=Reason.TIMED_OUT)
         return [Failure(request, error) for request in expired]
 
-    def expire(self, now_us: int) -> list[QueuedRequest]:
-        """Takes out the requests that waited too long without any instance; all of them if the version is withdrawn."""
-        if self.instance_count:
-            return []
-        if self.is_withdrawn:
-            return self.drain()
-        lost_us = self._unserved.lost_us(now_us)
-        if lost_us < 0:
-            return []
-        expired = [request for lane in self.lanes for request in lane.take_all_arrived_by(lost_us)]
+    def _take_arrived_by(self, arrived_by_us: int) -> list[QueuedRequest]:
+        expired = [request for lane in self.lanes for request in lane.take_all_arrived_by(arrived_by_us)]
         self._forget_aged(expired)
         return expired
 
@@ -210,8 +204,9 @@ class VersionQueue(Dispatch):
                 run = BatchRun(instance.begun_us, total_rows(batch.requests), busy_us, batch.is_batch_lane)
                 self._budget.record_run(now_us, run, len(self.instances))
         if busy_us > 0:
-            self.cost.record(len(batch.requests), busy_us, max(1, instance.rows))
-            self._window.batch_ended(busy_us)
+            self.cost.record(len(batch.requests), busy_us, instance.rows)
+            if busy_us >= SLOW_US or self._window.narrow_left:
+                self._window.batch_ended(busy_us)
         self.instances.free(instance, now_us, busy_us)
 
     def _send_less(self, instance: Instance, now_us: int, reason: NotRunReason) -> None:

@@ -303,9 +303,10 @@ class SequenceScheduler(Version):
     def expire(self, now_us: int) -> list[QueuedRequest]:
         """Takes out requests that waited too long, and ends idle sequences, which would occupy their worker forever."""
         self._table.forget_idle(now_us)
-        if not self._is_deserted(now_us):
-            return []
-        return self.drain() if self.is_withdrawn else self._table.drain_backlog(self._unserved.lost_us(now_us))
+        return super().expire(now_us)
+
+    def _take_arrived_by(self, arrived_by_us: int) -> list[QueuedRequest]:
+        return self._table.drain_backlog(arrived_by_us)
 
     def overdue(self, now_us: int) -> list[Failure]:
         """Ends sequences that waited for a slot longer than a request of theirs allows (`timeout`).
