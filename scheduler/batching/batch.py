@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from msgspec import Struct
+
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.placement.instances import Instance
 from weir.schemas.wire.messages import SequencePosition
@@ -12,7 +14,7 @@ from weir.schemas.wire.observation import BatchReason
 from weir.schemas.wire.registry import Heartbeat
 
 
-class Batch:
+class Batch(Struct, eq=False):
     """Requests that one instance of a version runs together.
 
     `padding_rows` are the positions of padding rows, ascending: a sequence batcher keeps each sequence at the row of
@@ -22,32 +24,17 @@ class Batch:
     the lanes of its requests. `reason` is why it was sent, for observers.
     """
 
-    __slots__ = (
-        "has_deadlines",
-        "has_lanes",
-        "id",
-        "instance",
-        "is_batch_lane",
-        "padding_rows",
-        "places",
-        "reason",
-        "released",
-        "requests",
-        "version",
-    )
-
-    def __init__(self, id: int, version: int, instance: Instance, requests: list[QueuedRequest]) -> None:
-        self.id = id
-        self.version = version
-        self.instance = instance
-        self.requests = requests
-        self.padding_rows: Sequence[int] = ()
-        self.places: Sequence[SequencePosition] = ()
-        self.has_deadlines = True
-        self.released = False
-        self.is_batch_lane = False
-        self.has_lanes = False
-        self.reason = BatchReason.FREE
+    id: int
+    version: int
+    instance: Instance
+    requests: list[QueuedRequest]
+    padding_rows: Sequence[int] = ()
+    places: Sequence[SequencePosition] = ()
+    has_deadlines: bool = True
+    released: bool = False
+    is_batch_lane: bool = False
+    has_lanes: bool = False
+    reason: BatchReason = BatchReason.FREE
 
     def __repr__(self) -> str:
         return f"Batch({self.id}, {self.version}, {self.instance}, {self.requests})"

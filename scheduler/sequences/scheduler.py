@@ -477,11 +477,16 @@ class SequenceScheduler(Version):
         return state_lost(request, self._model)
 
     def _batch(self, instance: SlottedInstance, chosen: list[StatefulSequence]) -> Batch:
-        slots = [sequence.slot for sequence in chosen]
         taken = [self._table.take(sequence) for sequence in chosen]
-        batch = SequenceBatch(self._next_batch_id(), self.version, instance, [request for request, _ in taken], chosen)
-        batch.places = [place for _, place in taken]
-        batch.padding_rows = self._strategy.padding_rows(slots)
+        batch = SequenceBatch(
+            self._next_batch_id(),
+            self.version,
+            instance,
+            [request for request, _ in taken],
+            self._strategy.padding_rows([sequence.slot for sequence in chosen]),
+            [place for _, place in taken],
+            sequences=chosen,
+        )
         for request in batch.requests:
             request.place = batch.id
         self._table.batch_began(instance, batch.id)
@@ -549,21 +554,9 @@ def _name(of: QueuedRequest | StatefulSequence) -> int | str:
 class SequenceBatch(Batch):
     """A batch with the sequence of each of its requests."""
 
-    __slots__ = ("sequences",)
-
     instance: SlottedInstance
-
-    def __init__(
-        self,
-        id: int,
-        version: int,
-        instance: SlottedInstance,
-        requests: list[QueuedRequest],
-        sequences: Sequence[StatefulSequence],
-    ) -> None:
-        super().__init__(id, version, instance, requests)
-        self.sequences = sequences
-        self.reason = BatchReason.SEQUENCE
+    sequences: Sequence[StatefulSequence] = ()
+    reason: BatchReason = BatchReason.SEQUENCE
 
     def requests_at(self, rows: Iterable[int]) -> list[QueuedRequest]:
         """Returns the requests at these rows, counting padding rows."""

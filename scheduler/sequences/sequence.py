@@ -249,26 +249,11 @@ def replay_of(stored: tuple[int, bytes], version: int, id: CorrelationId) -> Que
     Its shape is not known, so it shares a batch with none.
     """
     flags, body = stored
-    request = QueuedRequest()
-    request.version, request.batch_size, request.shape_key = version, 1, f"\0{id}"
-    request.terms = NO_TERMS._replace(correlation_id=id, sequence_flags=flags)
-    request.body, request.enqueued_us = body, 0
-    return _replay_of(request)
+    terms = NO_TERMS._replace(correlation_id=id, sequence_flags=flags)
+    return QueuedRequest(NO_REPLY, 0, version, 1, f"\0{id}", terms, body, "", 0, NO_FRAME)
 
 
 def _replay_of(request: QueuedRequest) -> QueuedRequest:
-    replay = QueuedRequest()
-    replay.payload_host = ""
-    replay.gateway = NO_REPLY
-    replay.key = 0
-    replay.version = request.version
-    replay.batch_size = request.batch_size
-    replay.shape_key = request.shape_key
-    replay.terms = NO_TERMS._replace(correlation_id=request.correlation_id, sequence_flags=request.sequence_flags)
-    replay.body = request.body
-    replay.enqueued_us = request.enqueued_us
-    replay.frame = NO_FRAME
-    replay.attempts = 0
-    replay.cancelled = False
-    replay.place = None
-    return replay
+    terms = NO_TERMS._replace(correlation_id=request.correlation_id, sequence_flags=request.sequence_flags)
+    kind = request.version, request.batch_size, request.shape_key
+    return QueuedRequest(NO_REPLY, 0, *kind, terms, request.body, "", request.enqueued_us, NO_FRAME)
