@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 MIN_SAMPLES = 16
 """Requests that must have run before the mean cost is updated."""
 
@@ -9,7 +11,7 @@ _FALL, _RISE = 0.2, 0.1
 _SMOOTHING = 0.2
 
 
-class Cost:
+class Cost(Struct, eq=False):
     """The requests that one version has `served`, for how long they kept instances busy, and what one of them takes.
 
     Times are microseconds of one instance, and 0 while they are unknown:
@@ -22,12 +24,13 @@ class Cost:
     - `us_per_request`, as `update` last computed it from the totals, for admission and the expected wait.
     """
 
-    __slots__ = ("_known_busy_us", "_known_served", "busy_us", "served", "us_each", "us_per_request", "us_per_row")
-
-    def __init__(self) -> None:
-        self.served = self.busy_us = 0
-        self.us_each = self.us_per_row = self.us_per_request = 0.0
-        self._known_served = self._known_busy_us = 0  # what `us_per_request` is from
+    served: int = 0
+    busy_us: int = 0
+    us_each: float = 0.0
+    us_per_row: float = 0.0
+    us_per_request: float = 0.0
+    _known_served: int = 0  # what `us_per_request` is from
+    _known_busy_us: int = 0
 
     def record(self, requests: int, busy_us: int, rows: int = 0) -> None:
         """Records that `requests` requests, of `rows` rows (0: unknown), kept an instance busy for `busy_us`, above 0."""

@@ -114,6 +114,7 @@ class DynamicFormer(Former):
         forming = queue.forming
         if queue.is_timed and forming.requests and queue.is_overtaken():
             queue.return_forming()
+            forming = queue.forming
         waiting = queue.front(self.largest + 1)
         if forming.closed_by is not None or not waiting:
             return forming

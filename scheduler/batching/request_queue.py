@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from msgspec import Struct
+
 from weir.scheduler.batching.ordered_queue import NEVER_US, OrderedQueue
 from weir.scheduler.batching.queue_rules import QueueRules
 from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
@@ -15,7 +17,7 @@ from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
 _MIN_CANCELLED = 64
 
 
-class Forming:
+class Forming(Struct, eq=False):
     """The first requests of a queue, which a `Former` has taken for the next batch. They still wait.
 
     It notes what it knows of them, so that it examines no request twice: their rows (`size`) and bytes, how many of them
@@ -23,18 +25,13 @@ class Forming:
     (`closed_by`), whether the batch can not become better (`is_complete`), and what the model's own strategy noted.
     """
 
-    __slots__ = ("closed_by", "is_complete", "noted", "preferred_length", "requests", "size", "size_bytes")
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Forgets the requests, which have left or returned."""
-        self.requests: list[QueuedRequest] = []
-        self.size = self.size_bytes = self.preferred_length = 0
-        self.closed_by: QueuedRequest | None = None
-        self.is_complete = False
-        self.noted: object = None
+    requests: list[QueuedRequest] = []
+    size: int = 0
+    size_bytes: int = 0
+    preferred_length: int = 0
+    closed_by: QueuedRequest | None = None
+    is_complete: bool = False
+    noted: object = None
 
 
 class Queue:
@@ -112,7 +109,7 @@ class Queue:
     def take_formed(self, length: int) -> list[QueuedRequest]:
         """Removes and returns the first `length` requests of the forming batch: they run. The others return."""
         batch = self.forming.requests
-        self.forming.clear()
+        self.forming = Forming()
         if length < len(batch):
             self._queue.extendleft(reversed(batch[length:]))
             del batch[length:]
@@ -124,7 +121,7 @@ class Queue:
         """Returns the requests of the forming batch: the queue changes."""
         if self.forming.requests:
             self._queue.extendleft(reversed(self.forming.requests))
-            self.forming.clear()
+            self.forming = Forming()
 
     def is_overtaken(self) -> bool:
         """Whether another request than those of the forming batch is now the first, or the one that closed it is gone."""

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
+from msgspec import Struct
+
 from weir.bus.naming.identity import host_of
 from weir.scheduler.placement.window import MAX_WINDOW, SLOTS
 
@@ -29,7 +31,7 @@ FIRST_BACKOFF_US, MAX_BACKOFF_US = 20_000, 1_000_000
 _NEVER_US = 1 << 62
 
 
-class Instance:
+class Instance(Struct, eq=False):
     """One instance of a model version on one worker.
 
     `held` counts its batches, `begun_us` is the start of the executing one, `rows` and `staged_rows` are the sizes of
@@ -37,30 +39,19 @@ class Instance:
     until `opens_us` (0: open), and the next time for `backoff_us`.
     """
 
-    __slots__ = (
-        "backoff_us",
-        "begun_us",
-        "held",
-        "host",
-        "number",
-        "opens_us",
-        "present",
-        "rows",
-        "staged_rows",
-        "worker",
-    )
+    worker: str
+    number: int
+    host: str = ""
+    held: int = 0
+    begun_us: int = 0
+    rows: int = 0
+    staged_rows: int = 0
+    present: bool = True
+    opens_us: int = 0
+    backoff_us: int = FIRST_BACKOFF_US
 
-    def __init__(self, worker: str, number: int) -> None:
-        self.worker = worker
-        self.host = host_of(worker)
-        self.number = number
-        self.held = 0
-        self.begun_us = 0
-        self.rows = 0
-        self.staged_rows = 0
-        self.present = True
-        self.opens_us = 0
-        self.backoff_us = FIRST_BACKOFF_US
+    def __post_init__(self) -> None:
+        self.host = host_of(self.worker)
 
     def __repr__(self) -> str:
         return f"Instance({self.worker}, {self.number}, held={self.held})"

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
+from msgspec import Struct, field
+
 from weir.scheduler.batching.request import NO_FRAME, NO_TERMS, QueuedRequest
 from weir.scheduler.placement.instances import Instance
 from weir.schemas.core.requests import SEQUENCE_START
@@ -21,7 +23,7 @@ from weir.schemas.wire.messages import NO_REPLY, SequencePosition
 CorrelationId = int | str
 
 
-class StatefulSequence:
+class StatefulSequence(Struct, eq=False):
     """One sequence: its waiting requests (`queue`), the one that is `running`, and its slot (`instance` None: none).
 
     `is_closed`: its END has arrived, so it accepts no more requests. `is_over`: it was forgotten. `is_sought`: it started
@@ -29,36 +31,19 @@ class StatefulSequence:
     a gateway that has ended. `lane` is the lane of its first request.
     """
 
-    __slots__ = (
-        "ended",
-        "id",
-        "instance",
-        "is_closed",
-        "is_over",
-        "is_sought",
-        "lane",
-        "last_us",
-        "progress",
-        "queue",
-        "running",
-        "shape",
-        "slot",
-    )
-
-    def __init__(self, id: CorrelationId, progress: SequenceProgress, lane: int = 0) -> None:
-        self.id = id
-        self.progress = progress
-        self.lane = lane
-        self.queue: deque[QueuedRequest] = deque()
-        self.running: QueuedRequest | None = None
-        self.instance: SlottedInstance | None = None
-        self.slot = 0
-        self.shape: object = ""
-        self.is_closed = False
-        self.is_over = False
-        self.is_sought = False
-        self.last_us = 0
-        self.ended: tuple[str, int] = (NO_REPLY, 0)
+    id: CorrelationId
+    progress: SequenceProgress
+    lane: int = 0
+    queue: deque[QueuedRequest] = field(default_factory=deque)
+    running: QueuedRequest | None = None
+    instance: SlottedInstance | None = None
+    slot: int = 0
+    shape: object = ""
+    is_closed: bool = False
+    is_over: bool = False
+    is_sought: bool = False
+    last_us: int = 0
+    ended: tuple[str, int] = (NO_REPLY, 0)
 
     def __repr__(self) -> str:
         return f"Sequence({self.id!r}, waiting={len(self.queue)})"
@@ -81,7 +66,7 @@ class StatefulSequence:
         return request is self.running or request in self.queue
 
 
-class SlottedInstance(Instance):
+class SlottedInstance(Instance, eq=False, kw_only=True):
     """An instance with slots for sequences: `slots`, and the numbers of the `free` ones, lowest first.
 
     `ready` are the sequences with a request that could run now, in the order in which they became ready. `batch_id`
@@ -89,18 +74,18 @@ class SlottedInstance(Instance):
     just lost its sequences and may be gone.
     """
 
-    __slots__ = ("_alike", "batch_id", "free", "index", "is_quarantined", "ready", "slots")
+    index: int
+    slots: list[StatefulSequence | None]
+    free: list[int] = field(default_factory=list)
+    ready: dict[StatefulSequence, None] = field(default_factory=dict)
+    batch_id: int = 0
+    is_quarantined: bool = False
+    # Ready sequences by the shape of their next request.
+    _alike: dict[object, dict[StatefulSequence, None]] = field(default_factory=dict)
 
-    def __init__(self, worker: str, number: int, slots: int, index: int) -> None:
-        super().__init__(worker, number)
-        self.index = index
-        self.slots: list[StatefulSequence | None] = [None] * slots
-        self.free = list(range(slots))
-        self.ready: dict[StatefulSequence, None] = {}
-        # Ready sequences by the shape of their next request.
-        self._alike: dict[object, dict[StatefulSequence, None]] = {}
-        self.batch_id = 0
-        self.is_quarantined = False
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.free = list(range(len(self.slots)))
 
     def sequences(self) -> Iterator[StatefulSequence]:
         """Returns the sequences it holds."""

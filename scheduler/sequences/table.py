@@ -83,7 +83,8 @@ class SequenceTable:
         """Sets the instances of `worker`; returns the sequences that lost their slots and can not continue."""
         for number in numbers:
             if (worker, number) not in self.instances:
-                instance = SlottedInstance(worker, number, self.slots_per_instance, self._next_number())
+                slots: list[StatefulSequence | None] = [None] * self.slots_per_instance
+                instance = SlottedInstance(worker, number, index=self._next_number(), slots=slots)
                 self.instances[worker, number] = instance
                 self._offer(instance)
         present = frozenset(numbers)

@@ -120,7 +120,7 @@ def test_a_sequence_holds_its_waiting_and_its_running_request():
 
 @pytest.mark.parametrize(("most", "ids"), [(1, [2]), (2, [2, 4]), (9, [2, 4])])
 def test_sequences_run_together_in_the_order_they_became_ready_if_their_shapes_agree(most: int, ids: list[int]):
-    instance = SlottedInstance("w", 0, 8, 1)
+    instance = SlottedInstance("w", 0, index=1, slots=[None] * 8)
     made = {id: sequence(id, request(shape_key=shape)) for id, shape in ((2, "a"), (3, "b"), (4, "a"))}
     for each in made.values():
         instance.make_ready(each)
