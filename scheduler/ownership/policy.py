@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Mapping
 from heapq import heapify, heapreplace
 from typing import NamedTuple
 
+from msgspec import Struct, field
+
 from weir.bus.naming.live_queues import LiveQueue
 
 SILENCE_S = 1.0
@@ -58,25 +60,19 @@ class HandOver(NamedTuple):
 Action = Acquire | ReadOwner | HandOver
 
 
-class _Scheduler:
-    __slots__ = ("is_draining", "queues", "since_s")
-
-    def __init__(self, now_s: float) -> None:
-        self.since_s = now_s
-        self.is_draining = False
-        self.queues: Mapping[LiveQueue, int] = {}
+class _Scheduler(Struct, eq=False):
+    since_s: float
+    is_draining: bool = False
+    queues: Mapping[LiveQueue, int] = field(default_factory=dict)
 
 
-class _Queue:
-    __slots__ = ("action", "epoch", "highest", "owner", "since_s", "try_at_s")
-
-    def __init__(self, now_s: float) -> None:
-        self.owner = ""
-        self.epoch = 0
-        self.highest = 0  # highest epoch ever received
-        self.since_s = now_s  # when this owner was first seen here
-        self.try_at_s = now_s
-        self.action: Action | None = None  # in progress
+class _Queue(Struct, eq=False):
+    since_s: float  # when this owner was first seen here
+    try_at_s: float
+    owner: str = ""
+    epoch: int = 0
+    highest: int = 0  # highest epoch ever received
+    action: Action | None = None  # in progress
 
 
 class OwnershipPolicy:
@@ -307,7 +303,7 @@ class OwnershipPolicy:
     def _state(self, now_s: float, queue: LiveQueue) -> _Queue:
         state = self._queues.get(queue)
         if state is None:
-            state = self._queues[queue] = _Queue(now_s)
+            state = self._queues[queue] = _Queue(now_s, now_s)
         return state
 
     def _set_owner(self, now_s: float, state: _Queue, owner: str) -> None:

@@ -125,7 +125,7 @@ class ReplayBudget:
         self.left_bytes = limit_bytes
 
 
-class SequenceProgress:
+class SequenceProgress(Struct, eq=False):
     """The progress of one sequence and of its state. A checkpoint follows every `every` requests; 0 means never.
 
     `run` numbers the sequence, so that one of the same id that is started again is distinguishable. `number` counts
@@ -133,28 +133,15 @@ class SequenceProgress:
     run with which it started, None if it did here.
     """
 
-    __slots__ = (
-        "_checkpoint",
-        "_every",
-        "_history",
-        "_memory",
-        "_needs_restore",
-        "number",
-        "origin",
-        "run",
-        "state_at",
-    )
-
-    def __init__(self, every: int, memory: ReplayBudget) -> None:
-        self._every = every
-        self._memory = memory
-        self._checkpoint = 0  # the last checkpoint holds the state after this many requests
-        self._history: list[QueuedRequest] | None = []  # requests since then; None: they could not be kept
-        self._needs_restore = False
-        self.origin: tuple[str, int] | None = None
-        self.run = 0
-        self.number = 0
-        self.state_at = 0
+    _every: int
+    _memory: ReplayBudget
+    _checkpoint: int = 0  # the last checkpoint holds the state after this many requests
+    _history: list[QueuedRequest] | None = field(default_factory=list)  # requests since then; None: they were not kept
+    _needs_restore: bool = False
+    origin: tuple[str, int] | None = None
+    run: int = 0
+    number: int = 0
+    state_at: int = 0
 
     @property
     def is_checkpointed(self) -> bool:

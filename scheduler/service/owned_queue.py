@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 from nats.errors import Error as NatsError
 
 from weir.bus.naming import durable_subjects as subjects
@@ -51,13 +52,10 @@ ACK_DELAY_S = 0.005
 _POLL_S = 0.02
 
 
-class TotalBufferedFrames:
+class TotalBufferedFrames(Struct, eq=False):
     """The bytes of frames that all queues of a scheduler hold in memory."""
 
-    __slots__ = ("size_bytes",)
-
-    def __init__(self) -> None:
-        self.size_bytes = 0
+    size_bytes: int = 0
 
 
 class BufferedFrames:
@@ -133,16 +131,13 @@ class AckBundle:
             self._publish(subject, b"+ACK")
 
 
-class PulledFrame:
+class PulledFrame(Struct, eq=False):
     """A frame that was pulled from the stream. It is acknowledged when the last of its requests has ended."""
 
-    __slots__ = ("_ack_subject", "_owned", "_size_bytes", "_unfinished")
-
-    def __init__(self, owned: OwnedQueue, ack_subject: str, size_bytes: int, requests: int) -> None:
-        self._owned = owned
-        self._ack_subject = ack_subject
-        self._size_bytes = size_bytes
-        self._unfinished = requests
+    _owned: OwnedQueue
+    _ack_subject: str
+    _size_bytes: int
+    _unfinished: int
 
     def requests_ended(self, requests: int) -> None:
         """Acknowledges the frame after its last request."""
