@@ -63,6 +63,9 @@ _Item = TypeVar("_Item")
 
 _BROKER_ERRORS = (NatsError, OSError, TimeoutError)
 
+_ACTING = "weir.scheduler.ownership.controller: the actions of the policy"
+_SEEING = "weir.scheduler.ownership.controller: the record of a scheduler"
+
 
 class OwnershipController:
     """The ownership of one scheduler process. `service` serves the queues that it acquires."""
@@ -215,9 +218,8 @@ class OwnershipController:
 
     def _schedule_actions(self) -> None:
         if self._scheduled is None:
-            self._scheduled = asyncio.get_running_loop().call_soon(self._act)
+            self._scheduled = asyncio.get_running_loop().call_soon(call_each, _ACTING, (self._act,))
 
-    @contained()
     def _act(self) -> None:
         self._scheduled = None
         if not self._bus.is_connected or not self._service.lease_gate.is_open:

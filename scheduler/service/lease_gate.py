@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from weir.runtime.containment import contained
+from weir.runtime.containment import call_each
 
 LEASE_S = 0.75
 """For this long after a heartbeat, and longer, others do not take what this process owns."""
@@ -65,9 +65,5 @@ class LeaseGate:
                 if not self.is_open:
                     self._buffered = buffered[position:] + self._buffered
                     break
-                self._act(act, arguments)
+                call_each("weir.scheduler.service.lease_gate: a buffered event", (act,), *arguments)
         return self.is_open
-
-    @contained()
-    def _act(self, act: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        act(*arguments)

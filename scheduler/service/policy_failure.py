@@ -84,11 +84,15 @@ def _event(error: BaseException, policy: object, service: object) -> str:
     If no method of `policy` did, it is the call of `service`. The arguments are as they were when the error was raised.
     """
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    for owner, first in ((policy, 0), (service, 1)):  # after `SchedulerService._in_queue`
-        calls = list(dropwhile(lambda frame: frame.f_locals.get("self") is not owner, frames))[first:]  # noqa: B023
+    for owner in (policy, service):
+        calls = list(dropwhile(lambda frame: not _is_step(frame, owner), frames))  # noqa: B023
         if calls:
             return " > ".join(map(_call, calls[:_MAX_CALLS]))[:MAX_EVENT_LENGTH]
     return "unknown"
+
+
+def _is_step(frame: FrameType, owner: object) -> bool:
+    return frame.f_locals.get("self") is owner and frame.f_code.co_name != "_in_queue"
 
 
 def _call(frame: FrameType) -> str:

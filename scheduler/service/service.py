@@ -4,8 +4,8 @@ Everything runs in one event loop, and a policy call never awaits. Messages that
 are taken in before anything is dispatched, so that requests that arrive together can share a batch. Every message
 passes the `LeaseGate`, which holds it back while it is uncertain which queues this scheduler owns.
 
-What serves one queue runs in `_in_queue`. An exception in the policy of a queue may leave its state inconsistent, so that
-policy is recreated (`_queue_failed`), and no other queue is affected.
+What serves one queue is contained (`_in_queue`). An exception in the policy of a queue may leave its state inconsistent, so
+that policy is recreated (`_queue_failed`), and no other queue is affected.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ logger = logging.getLogger("weir.scheduler")
 _Result = TypeVar("_Result")
 
 _limited = LogLimiter(logger)
+
+_contained_in_queue = contained(on_error="_queue_failed", is_logged=False)
 
 PROBE_INTERVAL_S = 0.25
 """How often workers that hold batches are probed: the death of one is noticed within this time."""
@@ -272,7 +274,7 @@ class SchedulerService:
         rejected, owned.rejected_batches, owned.stopped = owned.rejected_batches, [], False
         for batch_id in rejected:
             if self._batches.pop(batch_id, None) is owned:
-                self._in_queue(owned, self._end_batches, clock.now_us(), [BatchNotRun(batch_id, NotRunReason.SLOW)])
+                self._end_batches(owned, clock.now_us(), [BatchNotRun(batch_id, NotRunReason.SLOW)])
         self._mark_dirty(owned)
 
     def suspend_death_detection(self) -> None:
@@ -333,9 +335,9 @@ class SchedulerService:
             return
         frame = PulledFrame(owned, ack_subject, len(data), len(envelopes))
         owned.frame_received(len(data))
-        requests = requests_of(gateway, envelopes, now_us, frame, clock.at_unix_ms)
-        self._in_queue(owned, self._enqueue, requests, now_us)
+        self._enqueue(owned, requests_of(gateway, envelopes, now_us, frame, clock.at_unix_ms), now_us)
 
+    @_contained_in_queue
     def _enqueue(self, owned: OwnedQueue, requests: list[QueuedRequest], now_us: int) -> None:
         owned.signals.add_arrivals(requests[0].terms.lane, len(requests))
         refused = owned.scheduler.enqueue(requests)
@@ -386,7 +388,7 @@ class SchedulerService:
             if owned is not None:
                 by_queue.setdefault(owned, []).append(completion)
         for owned, of_queue in by_queue.items():
-            self._in_queue(owned, self._end_batches, now_us, of_queue)
+            self._end_batches(owned, now_us, of_queue)
         for runs in direct_runs:
             owned = self._queues.get(LiveQueue(runs.model))
             if owned is not None:
@@ -400,6 +402,7 @@ class SchedulerService:
         owned.signals.add_arrivals(LIVE, requests)
         owned.scheduler.record_direct_runs(now_us, runs.version, requests, runs.busy_us)
 
+    @_contained_in_queue
     def _end_batches(self, owned: OwnedQueue, now_us: int, completions: Sequence[BatchCompletion]) -> None:
         completed: list[QueuedRequest] = []
         failures: list[Failure] = []
@@ -561,8 +564,9 @@ class SchedulerService:
         now_us = clock.now_us()
         for owned in dirty:
             if not owned.stopped:
-                self._in_queue(owned, self._dispatch_queue, now_us)
+                self._dispatch_queue(owned, now_us)
 
+    @_contained_in_queue
     def _dispatch_queue(self, owned: OwnedQueue, now_us: int) -> None:
         overdue = owned.scheduler.overdue(now_us)
         if overdue is not NOTHING_ENDED:
@@ -671,12 +675,12 @@ class SchedulerService:
         """Does a part of what serves all queues: if it raises, the others are done."""
         return act(*arguments)
 
-    @contained(on_error="_queue_failed", is_logged=False)
+    @_contained_in_queue
     def _in_queue(self, owned: OwnedQueue, act: Callable[..., _Result], *arguments: Any) -> _Result | None:
-        """Does what serves one queue: if it raises, the queue gets another policy."""
+        """Does what serves one queue, but for the three steps of each request, which are contained themselves."""
         return act(owned, *arguments)
 
-    def _queue_failed(self, error: Exception, owned: OwnedQueue, _act: object, *arguments: object) -> None:
+    def _queue_failed(self, error: Exception, owned: OwnedQueue, *arguments: object) -> None:
         """Drops a queue whose policy raised, perhaps in the middle of a change, so that its state is not reliable.
 
         Requests that were not sent to a worker end with an internal error; otherwise the request that makes the
@@ -687,7 +691,7 @@ class SchedulerService:
         if self._queues.get(owned.queue) is not owned:
             logger.error("queue %s: another exception, in the policy that was dropped", owned.queue, exc_info=error)
             return
-        coming = arguments[0] if arguments and isinstance(arguments[0], list) else []
+        coming = [each for some in arguments if isinstance(some, list) for each in some]
         waiting = dict.fromkeys(owned.scheduler.outside(self._batches))
         waiting.update(dict.fromkeys(each for each in coming if isinstance(each, QueuedRequest)))
         with ExitStack() as ends:  # from the last one to the first, each whatever the others raise

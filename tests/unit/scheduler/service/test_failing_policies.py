@@ -364,7 +364,7 @@ async def test_garbage_at_request_rate_is_logged_once_a_second(
     assert cluster.service.malformed_messages == 50
 
 
-OF_QUEUES = ("_enqueue", "_end_batches", "_on_cancel", "_dispatch_queue", "_expire_queue", "_workers_of")
+OF_QUEUES = ("_on_cancel", "_expire_queue", "_workers_of")
 """What `SchedulerService._in_queue` does for one queue, as far as this test gets there."""
 
 
