@@ -69,9 +69,8 @@ class ModelScheduler:
         self._max_queue_wait_us = max_queue_wait_us  # default for models without a limit; 0: none
         self._unavailable_timeout_us = unavailable_timeout_us
         self._next_batch_id = next_batch_id or count(1).__next__
-        self._retry = RetryPolicy()
-        self._configs: dict[int, ModelConfig] = {}
-        self._strategies: dict[int, GuardedStrategy | None] = {}
+        self.retry = RetryPolicy()
+        self._configs: dict[int, tuple[ModelConfig, GuardedStrategy | None]] = {}
         self._versions: dict[int, Version] = {}
         # Schedulers replaced after a change between stateful and stateless: they finish the batches they have sent.
         self._replaced: list[Version] = []
@@ -151,10 +150,9 @@ class ModelScheduler:
             current = self._versions[version] = self._version_of(version, config, strategy)
             self._all = [*self._versions.values(), *self._replaced]
             self._latest = self._best_latest()
-        elif config != self._configs[version] or strategy is not self._strategies[version]:
+        elif (config, strategy) != self._configs[version]:
             current.use_config(config, strategy)
-        self._configs[version] = config
-        self._strategies[version] = strategy
+        self._configs[version] = config, strategy
         current.is_decoupled = config.is_decoupled
         own_us = config.max_queue_wait_us
         current.limit_wait(self._max_queue_wait_us if own_us is None else own_us)
@@ -195,7 +193,7 @@ class ModelScheduler:
             self._unrouted[request] = None
 
     def _version_of(self, version: int, config: ModelConfig, strategy: GuardedStrategy | None) -> Version:
-        common = self._next_batch_id, self._unavailable_timeout_us, self._retry
+        common = self._next_batch_id, self._unavailable_timeout_us, self.retry
         if config.sequence_batching is not None:
             return SequenceScheduler(version, config, *common, self._former)
         return VersionQueue(version, former_for(config, strategy), *common)
@@ -318,11 +316,8 @@ class ModelScheduler:
             request = live.get(key)
             if request is not None and request.cancelled and isinstance(request.place, int):
                 keys_by_batch[request.place].append(key)
-        found: list[tuple[Batch, list[int]]] = []
-        for version in self._all:
-            batches = ((version.batch(batch_id), of) for batch_id, of in keys_by_batch.items())
-            found += [(batch, of) for batch, of in batches if batch is not None]
-        return found
+        batches = ((version.batch(id), of) for version in self._all for id, of in keys_by_batch.items())
+        return [(batch, of) for batch, of in batches if batch is not None]
 
     def direct_request_us(self, batch: Batch) -> int:
         """The expected time of a request, if the worker of `batch` may run more of its own for this version; else 0."""
@@ -334,12 +329,6 @@ class ModelScheduler:
         current = self._versions.get(version)
         if current is not None:
             current.record_direct_runs(now_us, requests, busy_us)
-
-    def take_repeated(self) -> list[QueuedRequest]:
-        """Returns the requests of lost batches that are repeated and were not returned yet."""
-        repeated = self._retry.repeated[:]
-        self._retry.repeated.clear()
-        return repeated
 
     def overdue(self, now_us: int) -> Ended:
         """Fails the requests whose timeout or deadline has passed. Call before each `dispatch`."""

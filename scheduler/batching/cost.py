@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from dataclasses import dataclass
 
 MIN_SAMPLES = 16
 """Requests that must have run before the mean cost is updated."""
@@ -11,7 +11,8 @@ _FALL, _RISE = 0.2, 0.1
 _SMOOTHING = 0.2
 
 
-class Cost(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Cost:
     """The requests that one version has `served`, for how long they kept instances busy, and what one of them takes.
 
     Times are microseconds of one instance, and 0 while they are unknown:

@@ -27,11 +27,11 @@ LOST_STEPS = "the ensemble's worker was lost while it ran a request of sequence 
 
 
 class RetryPolicy:
-    """Counts the losses of requests. One that was lost `max_attempts` times fails; others are added to `repeated`."""
+    """Counts the losses of requests. One that was lost `max_attempts` times fails."""
 
     def __init__(self, max_attempts: int = MAX_ATTEMPTS) -> None:
         self._max_attempts = max_attempts
-        self.repeated: list[QueuedRequest] = []
+        self._repeated: list[QueuedRequest] = []
 
     def is_exhausted(self, request: QueuedRequest) -> bool:
         """Whether the request was lost too often."""
@@ -61,8 +61,13 @@ class RetryPolicy:
                 failures.append(Failure(request, too_many_losses(request)))
             else:
                 again.append(request)
-        self.repeated += again
+        self._repeated += again
         return again, failures
+
+    def take_repeated(self) -> list[QueuedRequest]:
+        """Returns the requests that are repeated since the last call."""
+        repeated, self._repeated = self._repeated, []
+        return repeated
 
 
 def stream_lost(request: QueuedRequest) -> Failure:

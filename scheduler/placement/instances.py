@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from weir.bus.naming.identity import host_of
 from weir.scheduler.placement.window import MAX_WINDOW, SLOTS
@@ -31,7 +30,8 @@ FIRST_BACKOFF_US, MAX_BACKOFF_US = 20_000, 1_000_000
 _NEVER_US = 1 << 62
 
 
-class Instance(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class Instance:
     """One instance of a model version on one worker.
 
     `held` counts its batches, `begun_us` is the start of the executing one, `rows` and `staged_rows` are the sizes of

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from itertools import islice
-
-from msgspec import Struct, field
 
 from weir.scheduler.batching.request import NO_FRAME, NO_TERMS, QueuedRequest
 from weir.scheduler.placement.instances import Instance
@@ -23,7 +22,8 @@ from weir.schemas.wire.messages import NO_REPLY, SequencePosition
 CorrelationId = int | str
 
 
-class StatefulSequence(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class StatefulSequence:
     """One sequence: its waiting requests (`queue`), the one that is `running`, and its slot (`instance` None: none).
 
     `is_closed`: its END has arrived, so it accepts no more requests. `is_over`: it was forgotten. `is_sought`: it started
@@ -66,7 +66,8 @@ class StatefulSequence(Struct, eq=False):
         return request is self.running or request in self.queue
 
 
-class SlottedInstance(Instance, eq=False, kw_only=True):
+@dataclass(slots=True, eq=False, kw_only=True)
+class SlottedInstance(Instance):
     """An instance with slots for sequences: `slots`, and the numbers of the `free` ones, lowest first.
 
     `ready` are the sequences with a request that could run now, in the order in which they became ready. `batch_id`
@@ -84,7 +85,7 @@ class SlottedInstance(Instance, eq=False, kw_only=True):
     _alike: dict[object, dict[StatefulSequence, None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        Instance.__post_init__(self)
         self.free = list(range(len(self.slots)))
 
     def sequences(self) -> Iterator[StatefulSequence]:
@@ -125,7 +126,8 @@ class ReplayBudget:
         self.left_bytes = limit_bytes
 
 
-class SequenceProgress(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class SequenceProgress:
     """The progress of one sequence and of its state. A checkpoint follows every `every` requests; 0 means never.
 
     `run` numbers the sequence, so that one of the same id that is started again is distinguishable. `number` counts

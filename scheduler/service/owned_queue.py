@@ -10,6 +10,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -52,7 +53,8 @@ ACK_DELAY_S = 0.005
 _POLL_S = 0.02
 
 
-class TotalBufferedFrames(Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class TotalBufferedFrames:
     """The bytes of frames that all queues of a scheduler hold in memory."""
 
     size_bytes: int = 0
@@ -324,7 +326,7 @@ class OwnedQueue:
         """Counts lost batches, and reports to gateways which of their durable requests the policy repeats."""
         self.counters.retried_batches += batches
         by_gateway: defaultdict[str, list[int]] = defaultdict(list)
-        for request in self.scheduler.take_repeated():
+        for request in self.scheduler.retry.take_repeated():
             if request.lane and request.gateway != NO_REPLY:
                 by_gateway[request.gateway].append(request.key)
         for gateway, keys in by_gateway.items():
