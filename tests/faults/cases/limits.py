@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import time
+from uuid import uuid4
 
 import nats
 from nats.errors import Error as NatsError
@@ -70,12 +71,13 @@ async def _fill_queue(on: Scene) -> None:
     """Publish more than the durable queue of the model accepts, while the worker is stopped."""
     line = on.line
     client = await nats.connect(on.cluster.nats_url)
+    before = (await client.jetstream().stream_info(RESULT_STREAM)).state.messages
     on.cluster.kill("worker-0", signal.SIGSTOP)
     taken, refused = 0, ""
     for number in range(300):
         body, headers = bytes_request(b"%d" % number)
         try:
-            await client.jetstream().publish(event(DIGEST), body, headers={**headers, "Nats-Msg-Id": f"full-{number}"})
+            await client.jetstream().publish(event(DIGEST), body, headers={**headers, "Nats-Msg-Id": f"full-{uuid4()}"})
             taken += 1
         except (NatsError, nats.js.errors.APIError) as error:
             refused = str(error)
@@ -88,7 +90,7 @@ async def _fill_queue(on: Scene) -> None:
         while (await client.jetstream().stream_info(QUEUE_STREAM)).state.messages:
             await asyncio.sleep(0.1)
     found = (await client.jetstream().stream_info(RESULT_STREAM)).state.messages
-    line.lost += taken - found
+    line.lost += taken - (found - before)
     await client.close()
 
 
@@ -159,7 +161,7 @@ async def _lost_object(on: Scene) -> None:
     client = await nats.connect(on.cluster.nats_url)
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
-    headers = {"Nats-Msg-Id": "claims", "Weir-Object": "not-there", "Weir-Reply-To": inbox}
+    headers = {"Nats-Msg-Id": f"claims-{uuid4()}", "Weir-Object": "not-there", "Weir-Reply-To": inbox}
     await client.jetstream().publish(event(DIGEST), b"", headers=headers)
     message = await replies.next_msg(30)
     told = {name.lower(): value for name, value in (message.headers or {}).items()}
