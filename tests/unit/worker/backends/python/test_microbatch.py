@@ -131,7 +131,7 @@ def test_requests_that_have_not_started_can_be_withdrawn(models: Models, fifo: P
         assert not run.wait(0)
         assert list(run.withdraw()) == [3, 4]
         assert list(run.withdraw()) == []
-        fifo.open().read()
+        fifo.read_text()
         assert run.wait(10)
         assert [request.position for request in run.ended()][-1:] == [2]
         run = started(process, "e")
@@ -145,7 +145,7 @@ def test_outcomes_can_be_read_while_a_later_request_runs(models: Models, fifo: P
         wait_until(lambda: process._tickets.left == 1)
         assert [request.position for request in run.ended()] == [0, 1]
         assert run.ended() == []
-        fifo.open().read()
+        fifo.read_text()
         assert run.wait(10)
         assert brief(run.ended()) == [(2, 3), (3, 4)]
 
@@ -225,6 +225,6 @@ def test_silence_is_counted_from_the_request_that_runs(models: Models, fifo: Pat
         now_s = time.monotonic() + 100
         assert process.silent_s(now_s) == 0, "it has started another request since the last check"
         assert process.silent_s(now_s + 5) == 5
-        fifo.open().read()
+        fifo.read_text()
         assert run.wait(10)
         assert process.silent_s(now_s + 5) is None

@@ -102,7 +102,7 @@ def test_a_model_is_asked_while_it_executes(models: Models, method: str, execute
     with models.running(source) as process:
         executing = threading.Thread(target=process.execute, args=([python_request()],))
         executing.start()
-        running.open().read()
+        running.read_text()
         probe = process.probe
         assert probe is not None
         assert asyncio.run(probe.ask()) is True
