@@ -18,9 +18,8 @@ from weir.bus.nats.headers import parse_headers
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import PendingRequest
 from weir.calls.inference.call import Call, Ready
-from weir.calls.inference.documents import JSON, BodyFormat, Encoded, JsonCodec, codec_of, format_of, message_of
-from weir.calls.inference.response_templates import ResponseTemplates
-from weir.calls.request_templates import MAX_HEADERS, RequestTemplate, RequestTemplates
+from weir.calls.inference.documents import BodyFormat, Encoded, JsonCodec, codec_of, format_of, message_of
+from weir.calls.request_templates import RequestTemplate, RequestTemplates
 from weir.durable.consumer.context import ConsumerContext
 from weir.durable.requests.headers import check_id
 from weir.durable.requests.request import DurableRequest, Stage
@@ -61,7 +60,6 @@ class RequestRunner:
         self._window = ConcurrencyLimiter()
         self._served: ServedModel | None = None
         self._templates = RequestTemplates()
-        self._response_templates: dict[RequestTemplate, ResponseTemplates] = {}
         self.is_stopping = False
 
     def __len__(self) -> int:
@@ -121,20 +119,18 @@ class RequestRunner:
         """Submits a request whose turn has come."""
         request.served = served
         template, packed = self._find_template(request, served), None
-        codec: JsonCodec = JSON
         if template is not None:
             if not request.is_named and not self._name(request, ""):
                 return
             request.format = BodyFormat.BINARY
             request.request = template.request
             request.attempt_history.has_timeout = template.request.timeout_us > 0
-            packed, codec = template.pack(request.body), self._response_templates_of(template)
-        elif self.read(request, served):
-            codec = codec_of(request.format)
-        else:
+            packed = template.pack(request.body)
+        elif not self.read(request, served):
             return
         assert request.request is not None  # noqa: S101 - it was read
-        attempt = request.attempt = _Attempt(self, request, (served, request.request, packed), codec, now_ms)
+        submitted, codec = (served, request.request, packed), codec_of(request.format)
+        attempt = request.attempt = _Attempt(self, request, submitted, codec, now_ms)
         attempt.open()
         if attempt.pending is not None:
             request.stage = Stage.RUNNING
@@ -150,19 +146,10 @@ class RequestRunner:
         """The template of an earlier request with the same JSON header, if there was one."""
         if served is not self._served:
             self._served, self._templates = served, RequestTemplates()
-            self._response_templates.clear()
         length = request.headers.template_length
         if not length or request.request is not None or self.context.inference.tracing.is_on:
             return None
         return self._templates.find(request.version, request.body, length)
-
-    def _response_templates_of(self, template: RequestTemplate) -> ResponseTemplates:
-        found = self._response_templates.get(template)
-        if found is None:
-            if len(self._response_templates) >= MAX_HEADERS:
-                self._response_templates.clear()  # some of them belong to templates that were replaced
-            found = self._response_templates[template] = ResponseTemplates(template.request)
-        return found
 
     def _name(self, request: DurableRequest, kserve_id: str) -> bool:
         request.name(kserve_id)
