@@ -23,12 +23,8 @@ from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    Completions,
-    Frame,
-    RequestEnvelope,
-)
+from weir.schemas.wire.batches import BatchEnded, Completions
+from weir.schemas.wire.calls import Frame, RequestEnvelope
 
 ROUNDS = 200
 MAX_BATCH_SIZE = 32

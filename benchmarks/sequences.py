@@ -33,10 +33,8 @@ from tritonclient.grpc import aio
 from weir.scheduler.batching.request import NO_FRAME, requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    RequestEnvelope,
-)
+from weir.schemas.wire.batches import BatchEnded
+from weir.schemas.wire.calls import RequestEnvelope
 
 STREAM_SEQUENCES = 250
 """Sequences that share a stream."""

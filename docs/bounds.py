@@ -332,7 +332,7 @@ weir.schemas.wire.model_control:MAX_PUSHED_FILES | files of a pushed model | it 
 weir.schemas.wire.statistics:MAX_BUCKETS | buckets of a histogram that a model's configuration gives | the load fails
 weir.schemas.wire.registry:MAX_INSTANCES | instances of a version on one worker | the load fails
 weir.schemas.wire.registry:MAX_PROBLEM_LENGTH | characters of a version's problem | cut off
-weir.schemas.wire.messages:MAX_REASON_LENGTH | characters of the reason why a durable request was lost | cut off
+weir.schemas.wire.calls:MAX_REASON_LENGTH | characters of the reason why a durable request was lost | cut off
 """
 
 

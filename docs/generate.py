@@ -23,15 +23,9 @@ from docs.status_page import fields_of, status_advice, status_example, status_fi
 from weir.commands.doctor.checks import CHECKS
 from weir.options import SERVE, Option, options_of
 from weir.perf.report.document import PerfReport
+from weir.schemas.wire.batches import BatchCompletion, BatchEntry, BatchMessage, CancelledRequests, DirectRuns
+from weir.schemas.wire.calls import RequestEnvelope
 from weir.schemas.wire.gateway_api import ApiRequest, ApiResponse
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEntry,
-    BatchMessage,
-    CancelledRequests,
-    DirectRuns,
-    RequestEnvelope,
-)
 from weir.schemas.wire.observation import (
     BatchedRequest,
     BatchEndReport,

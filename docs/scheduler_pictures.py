@@ -17,10 +17,8 @@ from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import NO_FRAME, QueuedRequest, requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    RequestEnvelope,
-)
+from weir.schemas.wire.batches import BatchEnded
+from weir.schemas.wire.calls import RequestEnvelope
 
 _WITHOUT_OWNER = 5
 _ANY_TENSORS = """

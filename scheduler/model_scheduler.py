@@ -35,7 +35,7 @@ from weir.scheduler.sequences.sequence import CorrelationId
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
 from weir.schemas.core.requests import SEQUENCE_START, Lane
-from weir.schemas.wire.messages import BatchCompletion, BatchEnded, BatchReleased, StartedSequence
+from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchReleased, StartedSequence
 
 LATEST = -1
 

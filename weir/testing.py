@@ -27,14 +27,8 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, internal, invalid
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import BY_CONFIG_NAME, DATATYPES, PayloadRef, Tensor, as_array
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchEntry,
-    BatchMessage,
-    BatchReleased,
-    ResponseEnvelope,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchEntry, BatchMessage, BatchReleased
+from weir.schemas.wire.calls import ResponseEnvelope, unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backends.registry import BackendRegistry
 from weir.worker.devices.gpus import WorkerDevices

@@ -21,8 +21,7 @@ from weir.bus.nats.thread_publisher import ThreadPublisher
 from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.runtime.containment import call_each, contained
 from weir.schemas.core.errors import Reason, unavailable
-from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     NO_REPLY,
     BatchCompletion,
     BatchEnded,
@@ -36,10 +35,9 @@ from weir.schemas.wire.messages import (
     NotRunReason,
     QueueOwner,
     RunningCancellation,
-    SlotRelease,
-    pack_error,
-    pack_responses,
 )
+from weir.schemas.wire.calls import SlotRelease, pack_error, pack_responses
+from weir.schemas.wire.codec import MalformedMessage
 from weir.worker.direct_dispatch import DirectDispatcher
 from weir.worker.ensembles.instance import EnsembleInstance
 from weir.worker.execution.batch import Batch

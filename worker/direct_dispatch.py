@@ -36,7 +36,7 @@ from weir.calls.in_flight import PendingRequest
 from weir.runtime.containment import contained
 from weir.schemas.core.requests import Lane
 from weir.schemas.core.tensors import PayloadRef
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchCompletion,
     BatchEnded,
     BatchEntry,

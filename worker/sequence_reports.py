@@ -18,8 +18,8 @@ from weir.bus.naming.reserved_subjects import may_reply_to
 from weir.bus.nats.connection import Bus, Message
 from weir.runtime.containment import contained
 from weir.schemas.core.requests import SEQUENCE_END
+from weir.schemas.wire.batches import NO_REPLY, BatchMessage, SequenceQuery, SequenceReport, StartedSequence
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import NO_REPLY, BatchMessage, SequenceQuery, SequenceReport, StartedSequence
 
 logger = logging.getLogger("weir.worker")
 

@@ -19,10 +19,8 @@ from weir.scheduler.batching.outcome import Ended
 from weir.scheduler.batching.request import NO_FRAME, requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.instances import Instance
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    RequestEnvelope,
-)
+from weir.schemas.wire.batches import BatchEnded
+from weir.schemas.wire.calls import RequestEnvelope
 
 _GATEWAY, _BODY, _VERSION, _LATEST = "gateway", b"", 1, -1
 _TICK_US = 1_000_000

@@ -23,10 +23,8 @@ from weir.scheduler.batching.outcome import Ended
 from weir.scheduler.batching.request import NO_FRAME, requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    RequestEnvelope,
-)
+from weir.schemas.wire.batches import BatchEnded
+from weir.schemas.wire.calls import RequestEnvelope
 
 _VERSION, _LATEST, _GATEWAY, _BODY = 1, -1, "gateway", b""
 _PATIENCE_US = 600_000_000

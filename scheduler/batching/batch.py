@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.placement.instances import Instance
-from weir.schemas.wire.messages import SequencePosition
+from weir.schemas.wire.batches import SequencePosition
 from weir.schemas.wire.observation import BatchReason
 from weir.schemas.wire.registry import Heartbeat
 

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from weir.schemas.core.requests import Lane
-from weir.schemas.wire.messages import RequestEnvelope
+from weir.schemas.wire.calls import RequestEnvelope
 
 
 class Frame(Protocol):

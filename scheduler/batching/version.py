@@ -19,7 +19,7 @@ from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.batching.retry import RetryPolicy, UnservedTimeout
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.requests import Lane
-from weir.schemas.wire.messages import BatchCompletion
+from weir.schemas.wire.batches import BatchCompletion
 
 UNAVAILABLE_TIMEOUT_US = 30_000_000
 

@@ -25,7 +25,7 @@ from weir.scheduler.placement.window import SLOTS, SLOW_US
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import QUEUE_FULL, Reason, overloaded
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchCompletion,
     BatchEnded,
     BatchNotRun,

@@ -32,8 +32,8 @@ from weir.runtime.ticks import next_tick
 from weir.scheduler.ownership.policy import SILENCE_S, Acquire, Action, HandOver, OwnershipPolicy, ReadOwner
 from weir.scheduler.service.owned_queue import OwnedQueue
 from weir.scheduler.service.service import RECONNECT_GRACE_S, SchedulerService
+from weir.schemas.wire.batches import QueueOwner
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import QueueOwner
 from weir.schemas.wire.registry import RoleRecord
 
 logger = logging.getLogger("weir.scheduler")

@@ -32,7 +32,7 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, invalid, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import NO_REPLY, BatchCompletion, BatchEnded, BatchLost, BatchReleased
+from weir.schemas.wire.batches import NO_REPLY, BatchCompletion, BatchEnded, BatchLost, BatchReleased
 from weir.schemas.wire.observation import BatchReason
 
 MAX_WAITING = 100_000

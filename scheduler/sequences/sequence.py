@@ -17,7 +17,7 @@ from itertools import islice
 from weir.scheduler.batching.request import NO_FRAME, NO_TERMS, QueuedRequest
 from weir.scheduler.placement.instances import Instance
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import NO_REPLY, SequencePosition
+from weir.schemas.wire.batches import NO_REPLY, SequencePosition
 
 CorrelationId = int | str
 

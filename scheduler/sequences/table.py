@@ -23,7 +23,7 @@ from weir.scheduler.sequences.sequence import (
     StatefulSequence,
 )
 from weir.schemas.core.requests import SEQUENCE_START, Lane
-from weir.schemas.wire.messages import SequencePosition
+from weir.schemas.wire.batches import SequencePosition
 
 MAX_LOST = 10_000
 """Sequences that ended with their instances and are remembered, to answer requests that still arrive for them."""

@@ -14,8 +14,8 @@ from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.nats.replies import ReplyInbox
 from weir.runtime.log_limiter import LogLimiter
+from weir.schemas.wire.batches import SequenceQuery, SequenceReport, StartedSequence
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import SequenceQuery, SequenceReport, StartedSequence
 
 REPORT_TIMEOUT_S = 0.75
 """How long reports of workers are waited for, a little longer than a worker waits for the batches that it runs."""

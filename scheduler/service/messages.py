@@ -11,15 +11,15 @@ from weir.scheduler.batching.former import MAX_BATCH_BYTES
 from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.sequences.scheduler import SequenceBatch
 from weir.scheduler.service.owned_queue import OwnedQueue
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     NO_REPLY,
     BatchMessage,
     CancelledRequests,
     CheckpointName,
     DirectGrant,
     RunningCancellation,
-    pack_error,
 )
+from weir.schemas.wire.calls import pack_error
 
 GRANT_MS = 200
 """For how long a worker may run requests of its own itself after a batch with one of them."""

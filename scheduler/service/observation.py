@@ -11,7 +11,7 @@ from weir.bus.observation import Observed
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import total_rows
 from weir.schemas.core.requests import Lane
-from weir.schemas.wire.messages import BatchCompletion, BatchEnded, BatchReleased
+from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchReleased
 from weir.schemas.wire.observation import (
     MAX_REPORTED_REQUESTS,
     BatchedRequest,

@@ -28,7 +28,8 @@ from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.sequences.scheduler import SequenceScheduler
 from weir.scheduler.service.clock import DeadlineTimer
 from weir.scheduler.service.statistics import DispatchCounters, LoadSignals, model_counters
-from weir.schemas.wire.messages import MAX_REASON_LENGTH, NO_REPLY, LostAttempts
+from weir.schemas.wire.batches import NO_REPLY
+from weir.schemas.wire.calls import MAX_REASON_LENGTH, LostAttempts
 
 _limited = LogLimiter(logging.getLogger("weir.scheduler"))
 

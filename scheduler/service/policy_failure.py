@@ -20,7 +20,7 @@ from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.placement.instances import Instance
 from weir.scheduler.service.owned_queue import OwnedQueue
-from weir.schemas.wire.messages import BatchCompletion
+from weir.schemas.wire.batches import BatchCompletion
 
 logger = logging.getLogger("weir.scheduler")
 

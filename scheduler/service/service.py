@@ -63,8 +63,7 @@ from weir.scheduler.service.registry_watcher import RegistryWatcher
 from weir.scheduler.service.statistics import RetiredCounters, pack_scheduler_counters
 from weir.scheduler.service.stopped_workers import StoppedWorkers
 from weir.schemas.core.errors import internal
-from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchCompletion,
     BatchEnded,
     Batches,
@@ -72,14 +71,12 @@ from weir.schemas.wire.messages import (
     BatchNotRun,
     BatchRefused,
     BatchReleased,
-    Cancellation,
     DirectRuns,
     NotRunReason,
-    pack_error,
-    pack_responses,
     unpack_completions,
-    unpack_frame,
 )
+from weir.schemas.wire.calls import Cancellation, pack_error, pack_responses, unpack_frame
+from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.model_control import DrainMessage
 from weir.schemas.wire.registry import Heartbeat
 from weir.telemetry.logs import log_request, logs_requests

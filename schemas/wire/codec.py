@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Annotated, Any, Literal, Self
 
@@ -51,9 +51,16 @@ Models and callers may set a value of a type that extends a built-in one. Raises
 
 NonNegative = Annotated[int, Meta(ge=0)]
 
+SubjectToken = Annotated[str, Meta(pattern=r"^[!-)+-=?-~]+\Z")]
+"""Text that may be part of a subject: printable ASCII without `*` and `>`."""
+
 
 class MalformedMessage(ValueError):
     """Bytes on a subject that are not the message the subject carries."""
+
+
+OnMalformed = Callable[[int | None, MalformedMessage], None]
+"""Receives each row of a message that cannot be decoded: the key of its request where that can be read, and the error."""
 
 
 class Message(msgspec.Struct, array_like=True, frozen=True, tag=WIRE_VERSION):
@@ -96,6 +103,35 @@ def decode(data: bytes | memoryview, kind: Any, name: str) -> Any:
         return _decoder(kind).decode(data)
     except (ValueError, RecursionError) as error:
         raise MalformedMessage(f"not a {name}: {str(error)[:MAX_ERROR_LENGTH]}") from error
+
+
+class _Keyed(msgspec.Struct, array_like=True):
+    key: int
+
+
+def decode_rows(
+    rows: Iterable[msgspec.Raw],
+    kind: Any,
+    name: str,
+    on_malformed: OnMalformed,
+    make: Callable[[Any], Any] = lambda row: row,
+) -> list[Any]:
+    """What `make` makes of each row, decoded as a `kind`; rows that cannot be decoded are passed to `on_malformed`."""
+    found = []
+    for row in rows:
+        try:
+            found.append(make(decode(row, kind, name)))
+        except MalformedMessage as error:
+            on_malformed(_key_of(row), error)
+    return found
+
+
+def _key_of(row: msgspec.Raw) -> int | None:
+    try:
+        keyed: _Keyed = decode(row, _Keyed, "row")
+    except MalformedMessage:
+        return None
+    return keyed.key
 
 
 def _malformed(data: bytes | memoryview, name: str, error: Exception) -> MalformedMessage:

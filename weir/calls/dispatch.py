@@ -52,8 +52,8 @@ from weir.schemas.core.errors import Reason, WeirError, internal, invalid, overl
 from weir.schemas.core.request_limits import cancelled_error, is_cancelled_error
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import PayloadRef
+from weir.schemas.wire.calls import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.telemetry.tracing.trace import Trace
 

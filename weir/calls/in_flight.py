@@ -17,7 +17,7 @@ from weir.calls.payload_store import Freeable, free_all
 from weir.calls.queues import Destination
 from weir.schemas.core.errors import WeirError, overloaded
 from weir.schemas.core.requests import InferRequest, InferResponse
-from weir.schemas.wire.messages import RequestEnvelope, ResponseEnvelope, Timestamps
+from weir.schemas.wire.calls import RequestEnvelope, ResponseEnvelope, Timestamps
 from weir.telemetry.tracing.trace import Trace
 
 MAX_IN_FLIGHT = 50_000

@@ -31,7 +31,7 @@ from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
 from weir.schemas.core.errors import WeirError, internal, overloaded
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import MAX_REJECTED, Cancellation, Frame, RequestEnvelope, SlotRelease
+from weir.schemas.wire.calls import MAX_REJECTED, Cancellation, Frame, RequestEnvelope, SlotRelease
 from weir.schemas.wire.request_body import is_body_ref
 from weir.telemetry.instruments import SizeHistogram
 from weir.telemetry.logs import log_request, logs_requests

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
-from weir.schemas.wire.messages import Timestamps
+from weir.schemas.wire.calls import Timestamps
 from weir.telemetry.tracing.context import MAX_TRACESTATE, parse_traceparent
 from weir.telemetry.tracing.file import TraceBuffer, TraceFile
 from weir.telemetry.tracing.settings import (

@@ -21,18 +21,8 @@ from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import InferRequest, Lane, Parameters
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEnded,
-    BatchEntry,
-    BatchLost,
-    BatchReleased,
-    ResponseRun,
-    Timestamps,
-    pack_end,
-    pack_error,
-    pack_response,
-)
+from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchEntry, BatchLost, BatchReleased
+from weir.schemas.wire.calls import ResponseRun, Timestamps, pack_end, pack_error, pack_response
 from weir.schemas.wire.request_body import body_ref, unpack_body
 from weir.telemetry.logs import log_request, logs_requests
 from weir.telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED

@@ -34,7 +34,7 @@ from weir.schemas.core.requests import (
     RequestedOutput,
 )
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import Timestamps, timestamp
+from weir.schemas.wire.calls import Timestamps, timestamp
 from weir.worker.backend_api.inference_client import InferenceClient
 from weir.worker.ensembles.run import EnsemblePlan, EnsembleRun, RunActions, StepCall
 from weir.worker.ensembles.step_templates import StepTemplates, signature_of

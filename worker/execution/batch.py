@@ -20,18 +20,8 @@ from weir.runtime.containment import contained
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef
-from weir.schemas.wire.messages import (
-    NO_REPLY,
-    BatchCompletion,
-    BatchEnded,
-    BatchEntry,
-    BatchMessage,
-    BatchReleased,
-    ResponseRun,
-    Timestamps,
-    pack_end,
-    pack_responses,
-)
+from weir.schemas.wire.batches import NO_REPLY, BatchCompletion, BatchEnded, BatchEntry, BatchMessage, BatchReleased
+from weir.schemas.wire.calls import ResponseRun, Timestamps, pack_end, pack_responses
 from weir.telemetry.tracing.trace import BATCH_SENT, WORKER_RECEIVED
 from weir.worker.backend_api.interface import RESCHEDULED, Execution, ExecutionHandle, Result
 from weir.worker.execution.response_writer import Ending, pack_by_gateway, packing_failed
@@ -165,7 +155,7 @@ class Batch(Execution):
     def timestamps(self, position: int) -> Timestamps:
         """Triton's trace timestamps of a request that runs, in Unix nanoseconds, up to its response.
 
-        With them come the facts about its batch that `weir.schemas.wire.messages.Timestamps` lists.
+        With them come the facts about its batch that `weir.schemas.wire.calls.Timestamps` lists.
         """
         now_ns = time.monotonic_ns()
         to_unix = time.time_ns() - now_ns

@@ -14,15 +14,8 @@ from typing import Any
 from weir.bus.payloads.arena import PayloadReader
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.core.requests import InferRequest
-from weir.schemas.wire.messages import (
-    NO_REPLY,
-    BatchCompletion,
-    BatchEnded,
-    BatchLost,
-    BatchNotRun,
-    NotRunReason,
-    pack_error,
-)
+from weir.schemas.wire.batches import NO_REPLY, BatchCompletion, BatchEnded, BatchLost, BatchNotRun, NotRunReason
+from weir.schemas.wire.calls import pack_error
 from weir.telemetry.logs import log_request, logs_requests
 from weir.worker.backend_api.interface import (
     RESCHEDULED,

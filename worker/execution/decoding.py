@@ -11,7 +11,7 @@ from weir.schemas.core.errors import Reason, WeirError, internal, overloaded, un
 from weir.schemas.core.request_limits import cancelled_error
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, check_strings, element_count
-from weir.schemas.wire.messages import BatchEntry
+from weir.schemas.wire.batches import BatchEntry
 from weir.schemas.wire.request_body import body_ref, unpack_body, unpack_plain
 from weir.worker.backend_api.interface import DeviceLost, Result
 from weir.worker.execution.batch import Batch

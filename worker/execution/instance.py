@@ -17,7 +17,7 @@ from typing import Any
 from weir.bus.kv.sequence_states import SequenceStates
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, unavailable
-from weir.schemas.wire.messages import BatchLost
+from weir.schemas.wire.batches import BatchLost
 from weir.telemetry.metrics_config import MetricsConfig
 from weir.worker.backend_api.interface import (
     DeviceLost,

@@ -18,7 +18,7 @@ from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.tensors import PayloadRef
-from weir.schemas.wire.messages import NO_REPLY, BatchMessage
+from weir.schemas.wire.batches import NO_REPLY, BatchMessage
 from weir.schemas.wire.request_body import body_ref, unpack_body
 from weir.worker.execution.batch import Batch
 

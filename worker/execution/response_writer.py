@@ -13,15 +13,8 @@ from weir.runtime.containment import contained, report
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import (
-    NO_REPLY,
-    BatchEntry,
-    ResponseRun,
-    Timestamps,
-    pack_error,
-    pack_response,
-    pack_responses,
-)
+from weir.schemas.wire.batches import NO_REPLY, BatchEntry
+from weir.schemas.wire.calls import ResponseRun, Timestamps, pack_error, pack_response, pack_responses
 from weir.worker.backend_api.interface import DeviceLost, Result
 from weir.worker.execution.batch_tensors import Reshaper
 from weir.worker.execution.shared_memory import SharedMemoryIO
@@ -68,7 +61,7 @@ def packing_failed(error: Exception) -> WeirError:
 
 
 class Ending(NamedTuple):
-    """What a response has besides its result (see `weir.schemas.wire.messages.ResponseEnvelope`)."""
+    """What a response has besides its result (see `weir.schemas.wire.calls.ResponseEnvelope`)."""
 
     is_final: bool = True
     timestamps: Timestamps | None = None
@@ -101,7 +94,7 @@ class ResponseWriter:
         result: Result,
         ending: Ending = LAST,
     ) -> tuple[Any, ...]:
-        """The row of a responses message for the entry's result (see `weir.schemas.wire.messages.ResponseEnvelope`).
+        """The row of a responses message for the entry's result (see `weir.schemas.wire.calls.ResponseEnvelope`).
 
         Outputs get the shapes that clients see. Those that go to a client's memory, and large ones, are copied now, the
         others when the message is packed. `request` is None if it did not run. `result.error` is set where that fails.

@@ -32,8 +32,8 @@ from weir.schemas.config.model_config import ModelConfig, SequenceControl, Seque
 from weir.schemas.core.errors import Reason, WeirError, internal, invalid, unavailable
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, InferRequest
 from weir.schemas.core.tensors import BY_CONFIG_NAME, Tensor
+from weir.schemas.wire.batches import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
 from weir.schemas.wire.transfers import pack_state, unpack_state
 from weir.worker.backend_api.interface import Result
 

@@ -11,7 +11,8 @@ from typing import NamedTuple
 from weir.bus.links.framing import Outgoing
 from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained
-from weir.schemas.wire.messages import BatchCompletion, join_responses
+from weir.schemas.wire.batches import BatchCompletion
+from weir.schemas.wire.calls import join_responses
 
 MAX_HELD_S = 0.005
 """How long the responses of a batch wait for those of the next ones."""

@@ -23,7 +23,7 @@ from weir.schemas.core.errors import WeirError, internal, invalid, unavailable
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import BY_CONFIG_NAME, Datatype, Tensor
 from weir.schemas.kserve.normalizer import RequestNormalizer
-from weir.schemas.wire.messages import NO_REPLY, BatchEnded, BatchEntry, BatchMessage
+from weir.schemas.wire.batches import NO_REPLY, BatchEnded, BatchEntry, BatchMessage
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import (
     DeviceLost,

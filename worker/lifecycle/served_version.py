@@ -13,7 +13,7 @@ from typing import NamedTuple
 from weir.runtime.containment import contained
 from weir.runtime.limits.process_limits import computing_threads
 from weir.schemas.core.errors import WeirError
-from weir.schemas.wire.messages import NotRunReason
+from weir.schemas.wire.batches import NotRunReason
 from weir.schemas.wire.registry import MAX_INSTANCES, MAX_PROBLEM_LENGTH, ModelState, VersionRecord
 from weir.worker.backend_api.interface import LoadedModel, ModelVersion, VersionLoader
 from weir.worker.ensembles.backend import EnsembleModel

@@ -16,14 +16,8 @@ from weir.bus.nats.connection import Bus, Message
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.scheduler.ownership.controller import OwnershipController
 from weir.scheduler.service.service import SchedulerService
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    Batches,
-    Completions,
-    Frame,
-    RequestEnvelope,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchEnded, Batches, Completions
+from weir.schemas.wire.calls import Frame, RequestEnvelope, unpack_responses
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 MODEL = {"name": "model", "max_batch_size": 1, "dynamic_batching": {}}

@@ -26,7 +26,7 @@ from tests.support.servers.roles import RoleProcess, Start
 from tests.support.waiting import running, wait_until
 from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
-from weir.schemas.wire.messages import QueueOwner
+from weir.schemas.wire.batches import QueueOwner
 
 PARTITIONS = 4
 PARAMETER = f'parameters {{ key: "weir_partitions" value {{ string_value: "{PARTITIONS}" }} }}\n'

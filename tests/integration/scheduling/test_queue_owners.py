@@ -22,7 +22,7 @@ from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import RoleProcess, Start
 from tests.support.waiting import wait_until
 from weir.bus.naming import subjects
-from weir.schemas.wire.messages import QueueOwner
+from weir.schemas.wire.batches import QueueOwner
 
 
 class Cluster:

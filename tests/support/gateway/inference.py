@@ -17,7 +17,7 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import SlotRelease, pack_response, pack_responses, unpack_frame
+from weir.schemas.wire.calls import SlotRelease, pack_response, pack_responses, unpack_frame
 
 CONFIG = {"input": [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [1]}]}
 ORDERED = {"dynamic_batching": {"preserve_ordering": True}}

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEnded,
-    BatchLost,
-    BatchNotRun,
-    BatchReleased,
-    NotRunReason,
-)
+from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchLost, BatchNotRun, BatchReleased, NotRunReason
 
 
 class Outcome(IntEnum):

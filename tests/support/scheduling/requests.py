@@ -10,7 +10,7 @@ from weir.scheduler.batching.former import Former
 from weir.scheduler.batching.request import QueuedRequest, requests_of
 from weir.scheduler.batching.request_queue import Queue
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import RequestEnvelope
+from weir.schemas.wire.calls import RequestEnvelope
 
 LATEST = -1
 BODY = b"body"

@@ -22,11 +22,8 @@ from weir.scheduler.placement.instances import Instance
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import (
-    NO_REPLY,
-    BatchEnded,
-    RequestEnvelope,
-)
+from weir.schemas.wire.batches import NO_REPLY, BatchEnded
+from weir.schemas.wire.calls import RequestEnvelope
 from weir.schemas.wire.registry import MAX_INSTANCES
 
 SLOTS = 3

@@ -32,12 +32,7 @@ from weir.scheduler.placement.instances import MAX_BACKOFF_US
 from weir.scheduler.placement.window import MAX_WINDOW, SLOTS, runs_singly
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchNotRun,
-    BatchReleased,
-    NotRunReason,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchNotRun, BatchReleased, NotRunReason
 
 
 class LaneLife:

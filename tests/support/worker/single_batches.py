@@ -10,13 +10,8 @@ import numpy as np
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEntry,
-    BatchMessage,
-    BatchReleased,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchCompletion, BatchEntry, BatchMessage, BatchReleased
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.updates import BatchUpdate

@@ -23,7 +23,8 @@ from weir.schemas.config.traffic import TrafficRule
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import WIRE_VERSION, ResponseEnvelope, encode, pack_end, pack_response
+from weir.schemas.wire.calls import ResponseEnvelope, pack_end, pack_response
+from weir.schemas.wire.codec import WIRE_VERSION, encode
 from weir.schemas.wire.traffic import ShadowRule
 
 

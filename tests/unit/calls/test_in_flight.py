@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weir.calls.in_flight import ResponseSequence, SequenceCheck
-from weir.schemas.wire.messages import ResponseEnvelope
+from weir.schemas.wire.calls import ResponseEnvelope
 
 
 def answer(run: str, number: int, is_final: bool = False) -> ResponseEnvelope:

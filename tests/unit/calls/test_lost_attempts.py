@@ -7,7 +7,7 @@ from typing import Any
 from weir.bus.naming.live_queues import LiveLayout
 from weir.bus.nats.connection import Callback, Message
 from weir.calls.dispatch import RequestDispatcher
-from weir.schemas.wire.messages import LostAttempts
+from weir.schemas.wire.calls import LostAttempts
 
 
 class HeardBus:

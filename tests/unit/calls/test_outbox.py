@@ -5,7 +5,7 @@ from __future__ import annotations
 from weir.calls.outbox import MAX_FRAME_BYTES, SMALL_BODY_BYTES, frames_of
 from weir.calls.payload_store import FRAME_INLINE_BYTES
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import RequestEnvelope
+from weir.schemas.wire.calls import RequestEnvelope
 
 
 def part(key: int, flags: int = 0, size: int = 1) -> RequestEnvelope:

@@ -16,7 +16,7 @@ from weir.calls.payload_store import PayloadStore
 from weir.calls.queues import PartitionedQueue, PartitionSelector, destination_of, queue_of_sequence
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.config.parameters import MAX_PARTITIONS, ParameterError, check_partitions, partition_of, partitions_of
-from weir.schemas.wire.messages import Cancellation, RequestEnvelope, unpack_frame
+from weir.schemas.wire.calls import Cancellation, RequestEnvelope, unpack_frame
 
 PROMISED = [48, 20, 2, 33, 60]
 

@@ -10,7 +10,7 @@ from weir.bus.payloads.arena import PayloadArena
 from weir.calls.in_flight import InFlight, PendingRequest
 from weir.calls.outbox import SMALL_BODY_BYTES, Outbox
 from weir.calls.payload_store import FRAME_INLINE_BYTES, PayloadStore
-from weir.schemas.wire.messages import RequestEnvelope, unpack_frame
+from weir.schemas.wire.calls import RequestEnvelope, unpack_frame
 from weir.schemas.wire.request_body import body_ref, is_body_ref
 
 REQUESTS = 1000

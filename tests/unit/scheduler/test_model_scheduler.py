@@ -8,10 +8,7 @@ from weir.scheduler.model_scheduler import MAX_SUMMARY_BYTES, ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchLost,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchLost
 
 TIMEOUT_US = 1_000
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.scheduling.requests import CONFIGS, LATEST, config, policy
 from tests.support.scheduling.simulation import Event, Simulation
-from weir.schemas.wire.messages import NotRunReason
+from weir.schemas.wire.batches import NotRunReason
 
 LIVES = int(os.environ.get("WEIR_SIMULATIONS", "40"))
 

@@ -14,8 +14,7 @@ from tests.support.collecting_bus import CollectingBus
 from tests.support.contained_sites import fail_for
 from tests.support.scheduling.completions import Outcome, completion
 from tests.support.waiting import eventually
-from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchCompletion,
     BatchEnded,
     BatchEntry,
@@ -27,10 +26,10 @@ from weir.schemas.wire.messages import (
     NotRunReason,
     QueueOwner,
     RunningCancellation,
-    SlotRelease,
     unpack_completions,
-    unpack_responses,
 )
+from weir.schemas.wire.calls import SlotRelease, unpack_responses
+from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, encode
 from weir.worker import batch_dispatch
 from weir.worker.batch_dispatch import BatchDispatcher, OwnershipFence
 from weir.worker.execution.batch import Batch

@@ -13,15 +13,15 @@ from tests.support.gateway.inference import Bench
 from tests.support.scheduling.completions import Outcome, completion
 from weir.schemas.core.requests import InferRequest, Lane
 from weir.schemas.core.tensors import PayloadRef
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchEnded,
     BatchEntry,
     BatchMessage,
     BatchReleased,
     DirectGrant,
-    RequestEnvelope,
     unpack_completions,
 )
+from weir.schemas.wire.calls import RequestEnvelope
 from weir.worker import direct_dispatch
 from weir.worker.direct_dispatch import MAX_AHEAD_US, SLOW_US, DirectDispatcher
 from weir.worker.execution.batch import Batch

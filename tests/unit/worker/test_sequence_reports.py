@@ -12,7 +12,7 @@ from tests.support.collecting_bus import CollectingBus
 from tests.support.waiting import eventually
 from weir.bus.naming import subjects
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchEntry,
     BatchMessage,
     SequencePosition,

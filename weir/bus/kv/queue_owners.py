@@ -23,8 +23,8 @@ from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Bus
 from weir.bus.streams.declarations import ensure_stream
+from weir.schemas.wire.batches import MAX_EPOCH, QueueOwner
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import MAX_EPOCH, QueueOwner
 
 MAX_RECORDS_BYTES = 64 << 20
 _TIMEOUT_S = 2.0

@@ -23,8 +23,8 @@ from weir.runtime.log_limiter import LogLimiter
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferResponse, Parameters
 from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.calls import pack_response, pack_responses, unpack_responses
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import pack_response, pack_responses, unpack_responses
 
 logger = logging.getLogger("weir.calls")
 

@@ -17,7 +17,7 @@ from weir.calls.tracing import Tracing
 from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, overloaded
 from weir.schemas.core.requests import InferResponse
-from weir.schemas.wire.messages import Timestamps
+from weir.schemas.wire.calls import Timestamps
 
 Response = TypeVar("Response")
 

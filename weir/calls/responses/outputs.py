@@ -19,7 +19,7 @@ from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError, internal, unavailable
 from weir.schemas.core.requests import InferResponse
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import ResponseEnvelope
+from weir.schemas.wire.calls import ResponseEnvelope
 
 MAX_FETCHING_RESPONSES = 10_000
 """Responses that wait for their outputs; a further one counts as lost."""

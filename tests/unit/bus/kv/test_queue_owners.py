@@ -13,7 +13,7 @@ from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.embedded_server import EmbeddedNats
-from weir.schemas.wire.messages import MAX_EPOCH
+from weir.schemas.wire.batches import MAX_EPOCH
 
 NOW_MS = 1_700_000_000_000
 

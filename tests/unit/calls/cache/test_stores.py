@@ -16,8 +16,8 @@ from weir.calls.cache.stores import CachedOutput, CachedResponse, LocalCache
 from weir.schemas.core.errors import invalid
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import PayloadRef, Tensor
+from weir.schemas.wire.calls import pack_error, pack_response, pack_responses
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import pack_error, pack_response, pack_responses
 
 
 def answer(content: bytes, version: int = 1) -> CachedResponse:

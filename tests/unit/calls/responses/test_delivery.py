@@ -15,7 +15,7 @@ from weir.calls.in_flight import PendingRequest
 from weir.calls.responses import delivery as answer_order
 from weir.schemas.core.errors import WeirError, unavailable
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import pack_end, pack_error, pack_response, pack_responses
+from weir.schemas.wire.calls import pack_end, pack_error, pack_response, pack_responses
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from weir.scheduler.batching.dynamic_former import DynamicFormer
 from weir.scheduler.batching.former import Former, SingleFormer
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.batching.version_queue import VersionQueue
-from weir.schemas.wire.messages import BatchEnded
+from weir.schemas.wire.batches import BatchEnded
 
 
 class Version:

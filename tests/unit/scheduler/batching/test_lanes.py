@@ -13,9 +13,7 @@ from weir.scheduler.batching.queue_rules import LevelRules, QueueRules
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.batching.version_queue import VersionQueue
 from weir.scheduler.placement.window import SLOTS
-from weir.schemas.wire.messages import (
-    BatchEnded,
-)
+from weir.schemas.wire.batches import BatchEnded
 
 BEGIN_US = 1_000_000
 

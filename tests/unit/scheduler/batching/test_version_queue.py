@@ -13,13 +13,7 @@ from weir.scheduler.batching.retry import LOST_STEPS, LOST_STREAM
 from weir.scheduler.batching.version_queue import MAX_DIRECT_US, VersionQueue
 from weir.scheduler.placement.instances import STAGING_LEAD_US
 from weir.schemas.core.errors import ErrorCode
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchLost,
-    BatchNotRun,
-    BatchReleased,
-    NotRunReason,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchLost, BatchNotRun, BatchReleased, NotRunReason
 
 
 def version_with(*workers: str, instances: int = 1, **options: int) -> VersionQueue:

@@ -22,7 +22,7 @@ from weir.scheduler.ownership import policy
 from weir.scheduler.ownership.controller import OwnershipController
 from weir.scheduler.service.service import SchedulerService, ServiceOptions
 from weir.schemas.core.errors import ErrorCode
-from weir.schemas.wire.messages import QueueOwner
+from weir.schemas.wire.batches import QueueOwner
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord, WorkerRecord
 
 MODELS = [f"m{number}" for number in range(4)]

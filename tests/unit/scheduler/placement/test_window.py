@@ -22,7 +22,7 @@ from weir.scheduler.placement.window import (
     runs_singly,
 )
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import BatchEnded, BatchLost, BatchNotRun, NotRunReason
+from weir.schemas.wire.batches import BatchEnded, BatchLost, BatchNotRun, NotRunReason
 
 
 def known_to_take(busy_us: int, instances: int = 1) -> VersionQueue:

@@ -12,13 +12,8 @@ from weir.scheduler.sequences.sequence import MAX_REPLAY_BYTES, replay_of
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError
 from weir.schemas.core.requests import SEQUENCE_START
-from weir.schemas.wire.messages import (
-    NO_REPLY,
-    BatchEnded,
-    RequestEnvelope,
-    SequencePosition,
-    StartedSequence,
-)
+from weir.schemas.wire.batches import NO_REPLY, BatchEnded, SequencePosition, StartedSequence
+from weir.schemas.wire.calls import RequestEnvelope
 
 IDLE_US = 1_000_000
 CONFIG = ModelConfig.model_validate(

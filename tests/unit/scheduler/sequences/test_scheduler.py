@@ -24,12 +24,8 @@ from weir.scheduler.sequences.sequence import MAX_REPLAY_BYTES, ReplayBudget
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.messages import (
-    NO_REPLY,
-    BatchEnded,
-    RequestEnvelope,
-    StartedSequence,
-)
+from weir.schemas.wire.batches import NO_REPLY, BatchEnded, StartedSequence
+from weir.schemas.wire.calls import RequestEnvelope
 from weir.schemas.wire.registry import MAX_INSTANCES
 
 EVENTS_TRIED = [0]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.support.scheduling.requests import request
 from weir.scheduler.batching.request import QueuedRequest
 from weir.scheduler.sequences.sequence import ReplayBudget, SequenceProgress, SlottedInstance, StatefulSequence
-from weir.schemas.wire.messages import NO_REPLY
+from weir.schemas.wire.batches import NO_REPLY
 
 
 def sequence(id: int, *requests: QueuedRequest, every: int = 0) -> StatefulSequence:

@@ -27,16 +27,9 @@ from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_START
+from weir.schemas.wire.batches import BatchEnded, Batches, BatchMessage, Completions
+from weir.schemas.wire.calls import Cancellation, Frame, unpack_responses
 from weir.schemas.wire.codec import WIRE_VERSION, encode
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    Batches,
-    BatchMessage,
-    Cancellation,
-    Completions,
-    Frame,
-    unpack_responses,
-)
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 
 CONFIG = {"max_batch_size": 1, "dynamic_batching": {}}

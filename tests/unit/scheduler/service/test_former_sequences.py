@@ -13,7 +13,7 @@ from weir.bus.nats.connection import Message
 from weir.scheduler.service import former_sequences
 from weir.scheduler.service.former_sequences import SequenceReports, SequenceSurvey
 from weir.scheduler.service.service import _limited
-from weir.schemas.wire.messages import SequenceQuery, SequenceReport, StartedSequence
+from weir.schemas.wire.batches import SequenceQuery, SequenceReport, StartedSequence
 
 ROWS = [StartedSequence(1, 5, 10), StartedSequence(2, "five", 0)]
 

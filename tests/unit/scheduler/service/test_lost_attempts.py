@@ -9,11 +9,7 @@ import pytest
 from tests.support.scheduling.completions import Outcome
 from tests.support.scheduling.requests import part
 from tests.unit.scheduler.service.test_service import CANCEL, INBOX, Served, serve
-from weir.schemas.wire.messages import (
-    Cancellation,
-    Frame,
-    LostAttempts,
-)
+from weir.schemas.wire.calls import Cancellation, Frame, LostAttempts
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.placement.instances import Instance
 from weir.scheduler.service.messages import batch_rows, error_responses
 from weir.schemas.core.errors import overloaded
-from weir.schemas.wire.messages import NO_REPLY, SequencePosition
+from weir.schemas.wire.batches import NO_REPLY, SequencePosition
 
 
 def batch(requests: int = 2, **attributes: object) -> Batch:

@@ -26,15 +26,8 @@ from weir.scheduler.service.owned_queue import (
 )
 from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    Batches,
-    BatchMessage,
-    BatchRefused,
-    Cancellation,
-    Completions,
-    Frame,
-)
+from weir.schemas.wire.batches import BatchEnded, Batches, BatchMessage, BatchRefused, Completions
+from weir.schemas.wire.calls import Cancellation, Frame
 from weir.schemas.wire.statistics import SchedulerCounters, unpack_counters
 
 MIB = 1 << 20

@@ -28,19 +28,17 @@ from weir.scheduler.service.owned_queue import OwnedQueue
 from weir.scheduler.service.service import SchedulerService
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchEnded,
     Batches,
     BatchMessage,
-    Cancellation,
     CancelledRequests,
     Completions,
     DirectRunReport,
     DirectRuns,
-    Frame,
     RunningCancellation,
-    unpack_responses,
 )
+from weir.schemas.wire.calls import Cancellation, Frame, unpack_responses
 from weir.schemas.wire.model_control import DrainMessage
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 

@@ -14,13 +14,8 @@ from weir.scheduler.service.owned_queue import OwnedQueue
 from weir.scheduler.service.service import SchedulerService
 from weir.scheduler.service.statistics import DispatchCounters, reset_unloaded_failures
 from weir.schemas.config.model_config import ModelConfig
-from weir.schemas.wire.messages import (
-    Batches,
-    BatchLost,
-    BatchMessage,
-    Completions,
-    Frame,
-)
+from weir.schemas.wire.batches import Batches, BatchLost, BatchMessage, Completions
+from weir.schemas.wire.calls import Frame
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
 from weir.schemas.wire.statistics import SchedulerCounters, unpack_counters
 

@@ -11,7 +11,7 @@ import pytest
 
 import weir
 from weir.schemas.core.errors import ErrorCode, WeirError, queue_full
-from weir.schemas.wire.messages import pack_error, pack_responses, unpack_responses
+from weir.schemas.wire.calls import pack_error, pack_responses, unpack_responses
 
 TRITONS = [
     "UNKNOWN",

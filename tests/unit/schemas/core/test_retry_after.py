@@ -12,8 +12,8 @@ from weir.schemas.core.errors import (
     queue_full,
     unavailable,
 )
+from weir.schemas.wire.calls import pack_error, pack_responses, unpack_responses
 from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import pack_error, pack_responses, unpack_responses
 
 
 @pytest.mark.parametrize(("wait_us", "seconds"), [(0, 1), (1, 1), (1_000_001, 2), (5e6, 5), (1e12, MAX_RETRY_AFTER_S)])

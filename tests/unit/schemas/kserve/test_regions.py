@@ -9,8 +9,8 @@ from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import ClientRef, CudaRegionRef, PayloadRef, RegionRef, Tensor
 from weir.schemas.kserve.regions import CUDA, SYSTEM, CudaOpened, CudaOpening, Region
+from weir.schemas.wire.calls import pack_response, pack_responses, unpack_responses
 from weir.schemas.wire.codec import WIRE_VERSION, MalformedMessage, Message
-from weir.schemas.wire.messages import pack_response, pack_responses, unpack_responses
 from weir.schemas.wire.request_body import pack_body, unpack_body
 
 SYSTEM_REGION = Region(SYSTEM, "r", 100, "/key", 50, "key", 7)

@@ -13,22 +13,24 @@ from hypothesis import strategies as st
 from weir.schemas.core.errors import unavailable
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import PayloadRef, RegionRef, Tensor
-from weir.schemas.wire.codec import MalformedMessage
-from weir.schemas.wire.messages import (
+from weir.schemas.wire.batches import (
     BatchEnded,
     BatchEntry,
     Batches,
     BatchMessage,
-    Cancellation,
     Completions,
     SequencePosition,
+    unpack_completions,
+)
+from weir.schemas.wire.calls import (
+    Cancellation,
     SlotRelease,
     pack_error,
     pack_response,
     pack_responses,
-    unpack_completions,
     unpack_responses,
 )
+from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.request_body import body_ref, pack_body, pack_body_ref, unpack_body
 from weir.schemas.wire.transfers import StatePiece, pack_pieces, pack_state, unpack_state
 

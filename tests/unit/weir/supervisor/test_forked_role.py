@@ -137,9 +137,9 @@ def test_what_lies_about_is_not_imported(is_script: bool, tmp_path: Path) -> Non
 def test_a_role_has_its_decoders_before_it_starts() -> None:
     code = (
         "from weir.supervisor.forked_role import import_roles; import_roles(('worker',))\n"
-        "from weir.schemas.wire import codec, messages\n"
+        "from weir.schemas.wire import batches, codec\n"
         "built = codec._decoder.cache_info().misses\n"
-        "for kind in (messages.BatchMessage, messages.Completions): codec._decoder(kind)\n"
+        "for kind in (batches.BatchMessage, batches.Completions): codec._decoder(kind)\n"
         "print(built > 0, codec._decoder.cache_info().misses == built)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)

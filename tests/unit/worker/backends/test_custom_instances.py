@@ -13,9 +13,7 @@ from tests.support.fakes.cuda_device import execution, numbers
 from tests.unit.worker.execution.test_instance import Served
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.tensors import Tensor, pack_bytes
-from weir.schemas.wire.messages import (
-    BatchEnded,
-)
+from weir.schemas.wire.batches import BatchEnded
 from weir.worker.backend_api.interface import RESCHEDULED, Execution, ExecutionHandle, Result
 from weir.worker.backends.custom import BackendFiles, CheckedInstance, CustomBackend
 from weir.worker.devices.gpus import CPU_ONLY

@@ -29,12 +29,8 @@ from weir.bus.payloads.client_regions import RegionError
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import CudaRegionRef, Tensor
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchEntry,
-    BatchMessage,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchEntry, BatchMessage
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import DeviceLost, Execution, Result
 from weir.worker.backends.custom import CheckedInstance

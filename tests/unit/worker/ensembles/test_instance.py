@@ -13,14 +13,8 @@ from weir.bus.naming.identity import new_id
 from weir.bus.payloads.arena import PayloadReader
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import PayloadRef, RegionRef, Tensor
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchEntry,
-    BatchLost,
-    BatchMessage,
-    BatchReleased,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchEntry, BatchLost, BatchMessage, BatchReleased
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import ModelVersion
 from weir.worker.ensembles.backend import EnsembleModel

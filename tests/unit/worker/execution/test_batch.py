@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from weir.schemas.wire.messages import BatchEntry, BatchMessage, timestamp
+from weir.schemas.wire.batches import BatchEntry, BatchMessage
+from weir.schemas.wire.calls import timestamp
 from weir.worker.execution.batch import Batch
 
 

@@ -16,13 +16,8 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchEntry,
-    BatchMessage,
-    BatchReleased,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchEntry, BatchMessage, BatchReleased
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
 from weir.worker.execution.batch import Batch

@@ -16,14 +16,8 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, internal
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import RegionRef, Tensor
-from weir.schemas.wire.messages import (
-    BatchEnded,
-    BatchEntry,
-    BatchLost,
-    BatchMessage,
-    BatchReleased,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchEnded, BatchEntry, BatchLost, BatchMessage, BatchReleased
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.shared_memory import SharedMemoryIO

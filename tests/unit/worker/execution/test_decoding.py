@@ -11,7 +11,7 @@ from weir.bus.payloads.arena import PayloadReader
 from weir.bus.payloads.fetch_plan import Loss
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
-from weir.schemas.wire.messages import BatchEntry, BatchMessage
+from weir.schemas.wire.batches import BatchEntry, BatchMessage
 from weir.schemas.wire.request_body import pack_body, pack_body_ref, unpack_body, unpack_plain
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.decoding import decode_batch

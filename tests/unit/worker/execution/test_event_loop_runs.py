@@ -15,12 +15,7 @@ import pytest
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEnded,
-    BatchEntry,
-    BatchMessage,
-)
+from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchEntry, BatchMessage
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, ModelVersion, Result
 from weir.worker.devices.host_policy import UNBOUND, HostPolicy

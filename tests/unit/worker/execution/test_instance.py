@@ -24,14 +24,8 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, internal
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import RegionRef, Tensor
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEnded,
-    BatchEntry,
-    BatchLost,
-    BatchMessage,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchEntry, BatchLost, BatchMessage
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import (
     DeviceLost,

@@ -16,7 +16,7 @@ from tests.support.worker.single_batches import CONFIG, Ends, batch_of
 from weir.schemas.core.errors import internal
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import BatchEnded, BatchLost, BatchNotRun, BatchReleased, NotRunReason
+from weir.schemas.wire.batches import BatchEnded, BatchLost, BatchNotRun, BatchReleased, NotRunReason
 from weir.worker.backend_api.interface import (
     EndedRequest,
     Execution,

@@ -10,7 +10,8 @@ from pathlib import Path
 from weir.schemas.config.model_config import ModelConfig, ModelInput
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition, unpack_responses
+from weir.schemas.wire.batches import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
 from weir.worker.execution.batch import Batch

@@ -12,7 +12,7 @@ from weir.bus.naming.identity import own_id
 from weir.bus.payloads.fetch_plan import Loss
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
+from weir.schemas.wire.batches import NO_REPLY, BatchEntry, BatchMessage, SequencePosition
 from weir.schemas.wire.request_body import pack_body, pack_body_ref
 from weir.worker.execution.batch import Batch
 from weir.worker.execution.remote_payloads import RemotePayloads

@@ -12,7 +12,8 @@ from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, REMOTE_INLINE_LIMIT_BYTE
 from weir.bus.payloads.reach import process_reach
 from weir.schemas.core.errors import internal
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.messages import BatchEntry, unpack_responses
+from weir.schemas.wire.batches import BatchEntry
+from weir.schemas.wire.calls import unpack_responses
 from weir.worker.backend_api.interface import Result
 from weir.worker.execution.response_writer import ResponseWriter, pack_by_gateway, pack_rows
 from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO

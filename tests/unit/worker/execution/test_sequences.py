@@ -17,8 +17,8 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.requests import SEQUENCE_END, InferRequest
 from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.batches import NO_REPLY, BatchEntry, BatchMessage, CheckpointName, SequencePosition
 from weir.schemas.wire.codec import MalformedMessage, encode
-from weir.schemas.wire.messages import NO_REPLY, BatchEntry, BatchMessage, CheckpointName, SequencePosition
 from weir.schemas.wire.transfers import NOT_RESUMABLE, StatePiece, pack_pieces, pack_state, unpack_state
 from weir.worker.backend_api.interface import Result
 from weir.worker.execution.sequences import ImplicitStates, StateDeclarations

@@ -16,18 +16,8 @@ from weir.bus.payloads.reach import process_reach
 from weir.schemas.core.errors import not_found
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import (
-    BatchCompletion,
-    BatchEnded,
-    BatchLost,
-    BatchNotRun,
-    BatchReleased,
-    NotRunReason,
-    join_responses,
-    pack_response,
-    pack_responses,
-    unpack_responses,
-)
+from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchLost, BatchNotRun, BatchReleased, NotRunReason
+from weir.schemas.wire.calls import join_responses, pack_response, pack_responses, unpack_responses
 from weir.worker.backend_api.interface import (
     Execution,
     Instance,

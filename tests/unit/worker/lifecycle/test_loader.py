@@ -17,7 +17,8 @@ from weir.schemas.config.model_config import InstanceGroup, ModelConfig
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import Tensor
-from weir.schemas.wire.messages import BatchEntry, BatchMessage, unpack_responses
+from weir.schemas.wire.batches import BatchEntry, BatchMessage
+from weir.schemas.wire.calls import unpack_responses
 from weir.schemas.wire.registry import UNLOADED, ModelState, VersionRecord
 from weir.schemas.wire.request_body import pack_body
 from weir.worker.devices.gpus import WorkerDevices

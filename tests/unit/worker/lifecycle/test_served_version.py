@@ -14,7 +14,7 @@ import pytest
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError, invalid, unavailable
 from weir.schemas.core.requests import InferRequest
-from weir.schemas.wire.messages import NotRunReason
+from weir.schemas.wire.batches import NotRunReason
 from weir.schemas.wire.registry import MAX_INSTANCES
 from weir.worker.backend_api.interface import Execution, Instance, InstanceDevice, LoadedModel, ModelVersion, Result
 from weir.worker.devices.gpus import GpuMemory, WorkerDevices
