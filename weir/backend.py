@@ -30,11 +30,12 @@ from weir.worker.backend_api.interface import (
     Result,
 )
 from weir.worker.backends.array import ArrayBackend, ArrayFunction, ArrayInstance, ArrayRunner
+from weir.worker.backends.declarations import TensorDeclarations
 from weir.worker.backends.instance_backend import Device, InstanceBackend
 from weir.worker.cuda.arrays import DeviceArray
 from weir.worker.cuda.device_instance import DeviceInstance
 from weir.worker.devices.gpus import WorkerDevices
-from weir.worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 __all__ = [
     "RESCHEDULED",

@@ -13,14 +13,11 @@ dimensions that its source input has in the request, and the shares follow each 
 
 With `reshape` in the configuration, clients see a tensor's `dims` and the model sees `reshape.shape`. Both have the same
 element count; variable dimensions (-1) correspond in order. The batch dimension belongs to neither.
-
-`TensorDeclarations` checks a configuration against the tensors that a model's file declares.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -238,17 +235,6 @@ def _rows(name: str, datatype: str, array: np.ndarray, sizes: Sequence[int]) -> 
     return parts
 
 
-def is_payload_stale(request: InferRequest, reader: PayloadReader) -> bool:
-    """Whether the caller has released content of the request in shared memory, because it was cancelled."""
-    for tensor in request.inputs:
-        if isinstance(tensor.data, PayloadRef):
-            try:
-                reader.view(tensor.data)
-            except (StalePayload, ValueError):
-                return True
-    return False
-
-
 def input_named(request: InferRequest, name: str) -> Tensor:
     """The request's input of that name. Raises WeirError (INTERNAL) if it has none."""
     for tensor in request.inputs:
@@ -323,35 +309,19 @@ def _element_counts(shapes: _Shapes) -> np.ndarray:
     return np.array([element_count(shape) for shape in shapes])
 
 
-def _accumulated(shapes: _Shapes) -> np.ndarray:
-    return np.array(list(accumulate(map(element_count, shapes))))
-
-
-def _accumulated_with_zero(shapes: _Shapes) -> np.ndarray:
-    return np.array(list(accumulate(map(element_count, shapes), initial=0)))
-
-
-def _longest_as_shape(shapes: _Shapes) -> np.ndarray:
-    # Only the shape is information. Triton leaves the content uninitialized.
-    return np.zeros(max(map(element_count, shapes)))
-
-
 def _item_shapes(shapes: _Shapes) -> np.ndarray:
     items = [shape[1:] for shape in shapes for _ in range(shape[0])]
     return np.array(items, np.int64).reshape(len(items), len(shapes[0]) - 1)
 
 
-def _item_shapes_flat(shapes: _Shapes) -> np.ndarray:
-    return _item_shapes(shapes).reshape(-1)
-
-
 _VALUES: Mapping[str, Callable[[_Shapes], np.ndarray]] = {
     "BATCH_ELEMENT_COUNT": _element_counts,
-    "BATCH_ACCUMULATED_ELEMENT_COUNT": _accumulated,
-    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": _accumulated_with_zero,
-    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": _longest_as_shape,
+    "BATCH_ACCUMULATED_ELEMENT_COUNT": lambda shapes: np.cumsum(_element_counts(shapes)),
+    "BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO": lambda shapes: np.cumsum([0, *_element_counts(shapes)]),
+    # Only the shape is information. Triton leaves the content uninitialized.
+    "BATCH_MAX_ELEMENT_COUNT_AS_SHAPE": lambda shapes: np.zeros(_element_counts(shapes).max()),
     "BATCH_ITEM_SHAPE": _item_shapes,
-    "BATCH_ITEM_SHAPE_FLATTEN": _item_shapes_flat,
+    "BATCH_ITEM_SHAPE_FLATTEN": lambda shapes: _item_shapes(shapes).reshape(-1),
 }
 """By the name of the kind. The first three have one value for each request, the last two one shape for each row."""
 
@@ -361,72 +331,6 @@ class NamedDatatype(NamedTuple):
 
     name: str
     datatype: str
-
-
-class TensorDeclarations:
-    """The tensors that a model's file declares: `inputs` as shapes (-1: variable), `outputs` as configuration datatypes."""
-
-    def __init__(self, inputs: Mapping[str, Sequence[int]], outputs: Mapping[str, str]) -> None:
-        self._inputs = inputs
-        self._outputs = outputs
-
-    def check_inputs(self, config: ModelConfig) -> None:
-        """Raises WeirError for ragged inputs and batch inputs that the model does not accept."""
-        for name in ragged_inputs(config):
-            shape = list(self._inputs.get(name, [-1]))
-            if shape != [-1]:
-                raise invalid(
-                    f"unable to load model '{config.name}', configuration expects model provides input with shape [-1]  "
-                    f"for ragged input '{name}', model provides [{','.join(map(str, shape))}]"
-                )
-        for name in BatchInputs(config).names:
-            if name not in self._inputs:
-                raise invalid(f"unexpected inference input '{name}', allowed inputs are: {_listed(self._inputs)}")
-
-    def outputs(self, config: ModelConfig) -> list[NamedDatatype]:
-        """The configured outputs. Raises WeirError for one that the model does not have."""
-        found: list[NamedDatatype] = []
-        for output in config.output:
-            if output.name not in self._outputs:
-                raise invalid(
-                    f"unexpected inference output '{output.name}', allowed outputs are: {_listed(self._outputs)}"
-                )
-            found.append(NamedDatatype(output.name, BY_CONFIG_NAME[self._outputs[output.name]].name))
-        return found
-
-    def states(self, config: ModelConfig) -> list[NamedDatatype]:
-        """The outputs that are implicit states. Raises WeirError if the model lacks a control or state tensor."""
-        batching = config.sequence_batching
-        if batching is None:
-            return []
-        for control_input in batching.control_input:
-            if control_input.name not in self._inputs:
-                raise internal(
-                    f"configuration specified sequence control '{control_input.name}', but model does not provide that "
-                    "input"
-                )
-        found: list[NamedDatatype] = []
-        for state in batching.state:
-            if state.input_name not in self._inputs:
-                raise invalid(
-                    f"unexpected sequence state input '{state.input_name}', allowed inputs are: {_listed(self._inputs)}"
-                )
-            if state.output_name not in self._outputs:
-                raise invalid(
-                    f"unexpected sequence state output '{state.output_name}', allowed outputs are: "
-                    f"{_listed(self._outputs)}"
-                )
-            if self._outputs[state.output_name] != state.data_type:
-                raise invalid(
-                    f"sequence state output '{state.output_name}' of model '{config.name}' is "
-                    f"{self._outputs[state.output_name]}, but the configuration specifies {state.data_type}"
-                )
-            found.append(NamedDatatype(state.output_name, BY_CONFIG_NAME[state.data_type].name))
-        return found
-
-
-def _listed(names: Mapping[str, object]) -> str:
-    return ", ".join(sorted(names))
 
 
 class BatchOutputs:

@@ -15,7 +15,6 @@ from weir.schemas.wire.batches import BatchEntry
 from weir.schemas.wire.request_body import body_ref, unpack_body, unpack_plain
 from weir.worker.backend_api.interface import DeviceLost, Result
 from weir.worker.execution.batch import Batch
-from weir.worker.execution.batch_tensors import is_payload_stale
 from weir.worker.execution.sequences import apply_position
 from weir.worker.execution.shared_memory import SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
@@ -107,6 +106,17 @@ def _has_content(request: InferRequest) -> bool:
         if type(tensor.data) is not bytes or (tensor.datatype == "BYTES" and len(tensor.data) > MAX_WALKED_BYTES):
             return False
     return not any([output.region is not None for output in request.outputs])  # noqa: C419 - faster than a generator
+
+
+def is_payload_stale(request: InferRequest, reader: PayloadReader) -> bool:
+    """Whether the caller has released content of the request in shared memory, because it was cancelled."""
+    for tensor in request.inputs:
+        if isinstance(tensor.data, PayloadRef):
+            try:
+                reader.view(tensor.data)
+            except (StalePayload, ValueError):
+                return True
+    return False
 
 
 def read_content(ref: PayloadRef, running: Batch, reader: PayloadReader) -> memoryview | bytes:

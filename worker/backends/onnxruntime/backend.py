@@ -21,6 +21,7 @@ from weir.repository.completion import DescribedModel
 from weir.schemas.core.errors import WeirError, invalid
 from weir.worker.backend_api.interface import Availability, Instance, InstanceDevice, LoadedModel, ModelVersion
 from weir.worker.backends.array import ArrayInstance, ArrayRunner
+from weir.worker.backends.declarations import TensorDeclarations
 from weir.worker.backends.onnxruntime.gpu_runner import open_device_runner
 from weir.worker.backends.onnxruntime.options import CPU, OnnxOptions, cpu_providers, gpu_providers
 from weir.worker.backends.onnxruntime.session import (
@@ -43,7 +44,6 @@ from weir.worker.backends.onnxruntime.tensors import (
     dims,
 )
 from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle
-from weir.worker.execution.batch_tensors import TensorDeclarations
 
 
 class OnnxRuntimeBackend:

@@ -26,6 +26,7 @@ from weir.worker.backend_api.interface import (
     installed_version,
 )
 from weir.worker.backends.array import ArrayInstance
+from weir.worker.backends.declarations import TensorDeclarations
 from weir.worker.backends.pytorch import library as pytorch_library
 from weir.worker.backends.pytorch.library import TorchOptions, torch_library
 from weir.worker.backends.pytorch.programs import (
@@ -43,7 +44,7 @@ from weir.worker.backends.pytorch.runner import TorchCall, TorchRunner
 from weir.worker.backends.pytorch.signature import check_strings, input_places, output_places
 from weir.worker.backends.pytorch.tensors import TensorConverter
 from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle
-from weir.worker.execution.batch_tensors import NamedDatatype, TensorDeclarations
+from weir.worker.execution.batch_tensors import NamedDatatype
 
 logger = logging.getLogger("weir.worker")
 

@@ -27,9 +27,9 @@ from weir.worker.backend_api.interface import (
     ModelVersion,
     installed_version,
 )
+from weir.worker.backends.declarations import TensorDeclarations
 from weir.worker.backends.tensorrt.engine import RunnerOptions, TensorRtEngine, TensorRtRunner
 from weir.worker.devices.gpus import WorkerDevices, cuda_obstacle, find_gpus
-from weir.worker.execution.batch_tensors import TensorDeclarations
 
 logger = logging.getLogger("weir.tensorrt")
 

@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from weir.bus.payloads.arena import PayloadReader
+from weir.bus.naming.identity import new_id
+from weir.bus.payloads.arena import PayloadArena, PayloadReader
 from weir.bus.payloads.fetch_plan import Loss
 from weir.schemas.core.requests import InferRequest, RequestedOutput
 from weir.schemas.core.tensors import MAX_WALKED_BYTES, PayloadRef, Tensor, pack_bytes
 from weir.schemas.wire.batches import BatchEntry, BatchMessage
 from weir.schemas.wire.request_body import pack_body, pack_body_ref, unpack_body, unpack_plain
 from weir.worker.execution.batch import Batch
-from weir.worker.execution.decoding import decode_batch
+from weir.worker.execution.decoding import decode_batch, is_payload_stale
 from weir.worker.execution.shared_memory import SharedMemoryAccess, SharedMemoryIO
 from weir.worker.execution.statistics import ModelStatistics
 
@@ -124,3 +125,19 @@ def test_cancelled_and_late_requests_do_not_run() -> None:
     positions, _, errors = decoded(batch_of(body, deadline_ms=1))
     assert positions == []
     assert "timeout" in errors[0]
+
+
+def test_content_in_shared_memory_is_stale_once_it_was_released() -> None:
+    def is_stale(data: bytes | PayloadRef) -> bool:
+        return is_payload_stale(InferRequest("m", inputs=[Tensor("IN", "FP32", [1, 1], data)]), reader)
+
+    reader = PayloadReader()
+    arena = PayloadArena(new_id("test"), capacity_bytes=64 << 20)
+    try:
+        slot = arena.allocate(4)
+        assert slot is not None
+        assert not is_stale(slot.ref())
+    finally:
+        arena.close()
+    assert is_stale(PayloadRef("weir-test-gone.131072", 0, 0, 64, 4))
+    assert not is_stale(b"1234")
