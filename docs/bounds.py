@@ -183,7 +183,7 @@ weir.scheduler.service.messages:GRANT_MS | milliseconds for which it may | a req
 weir.scheduler.batching.queue_rules:DEFAULT_MAX_QUEUE_SIZE | waiting requests of one version, at one level of a lane | 503
 weir.scheduler.sequences.scheduler:MAX_WAITING | waiting requests of sequences, of one lane of a version | 503
 weir.worker.sequence_reports:MAX_SEQUENCES | started sequences of a version that a worker reports to the next owner of its queue | rejected as not started when their scheduler is lost
-weir.scheduler.service.service:MAX_LOOKUPS | sequences of former owners that are looked up at a time | they wait
+weir.scheduler.service.served_queues:MAX_LOOKUPS | sequences of former owners that are looked up at a time | they wait
 weir.scheduler.service.former_sequences:REPORT_TIMEOUT_S | wait for these reports | any sequence counts as lost for as long as one may be idle
 weir.scheduler.sequences.table:MAX_LOST | lost sequences that are remembered | rejected as not started
 weir.scheduler.model_scheduler:MAX_SUMMARY_BYTES | text of a queue in the log of a policy that raised | cut off

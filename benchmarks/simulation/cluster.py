@@ -1,8 +1,8 @@
 """`simulate`: simulated workers and a virtual clock around the policies of `weir scheduler`.
 
-It does what `weir.scheduler.service.service` does: all arrivals at one time are enqueued before anything is dispatched, a
-timer is set to the time at which the policy wants to run again, and `expire` is called once a second. There is no
-asyncio and no real time: the next event is the earliest of a heap.
+It does what `weir.scheduler.service.served_queues` does: all arrivals at one time are enqueued before anything is
+dispatched, a timer is set to the time at which the policy wants to run again, and `expire` is called once a second. There
+is no asyncio and no real time: the next event is the earliest of a heap.
 """
 
 from __future__ import annotations

@@ -64,7 +64,6 @@ _Item = TypeVar("_Item")
 _BROKER_ERRORS = (NatsError, OSError, TimeoutError)
 
 _ACTING = "weir.scheduler.ownership.controller: the actions of the policy"
-_SEEING = "weir.scheduler.ownership.controller: the record of a scheduler"
 
 
 class OwnershipController:
@@ -74,6 +73,7 @@ class OwnershipController:
         self._bus = bus
         self._id = scheduler_id
         self._service = service
+        self._queues = service.queues
         self._background = background
         self._owners = QueueOwners(bus)
         self._records: dict[LiveQueue, OwnerRecord] = {}  # of held queues
@@ -97,8 +97,8 @@ class OwnershipController:
         """Returns when every queue has an owner, as far as this scheduler can achieve that."""
         await self._owners.ensure()
         self._service.is_lost_scheduler = self._on_scheduler_lost
-        self._service.on_batch_rejected = self._on_batch_rejected
-        self._service.on_policy_failed = self._on_policy_failed
+        self._queues.on_batch_rejected = self._on_batch_rejected
+        self._queues.on_policy_failed = self._on_policy_failed
         self._service.registry.on_model_change(self._on_model_change)
         self._bus.on_reconnect(self._recover)
         await self._bus.subscribe(subjects.probe(self._id), lambda message: None)
@@ -140,9 +140,10 @@ class OwnershipController:
 
     def _describe(self) -> dict[str, Any]:
         # Queues being restarted are owned, too, although nothing serves them at the moment.
-        unserved = [(*q, record.epoch) for q, record in self._records.items() if self._service.find(q) is None]
+        served = [(*queue, owned.epoch) for queue, owned in self._queues.by_name.items()]
+        unserved = [(*q, record.epoch) for q, record in self._records.items() if q not in self._queues.by_name]
         return {
-            "queues": self._service.owned_queues + unserved,
+            "queues": served + unserved,
             "draining": self._is_draining,
             "keeps_models": self._service.known.is_on,
         }
@@ -160,7 +161,7 @@ class OwnershipController:
             )
             return
         try:
-            await self._service.known.remove_bucket()
+            await self._service.known.models.remove_bucket()
         except _BROKER_ERRORS as error:
             logger.warning(
                 "models remembered by an earlier scheduler could not be removed: %s: %s", type(error).__name__, error
@@ -274,17 +275,15 @@ class OwnershipController:
         # What is left of an earlier ownership, which another scheduler has ended. A check would compare the new record with
         # the earlier one, and have the queue acquired twice.
         self._records.pop(queue, None)
-        earlier = self._service.find(queue)
+        earlier = self._queues.by_name.get(queue)
         if earlier is not None:
-            self._service.drop(earlier)
+            self._queues.drop(earlier)
         connections = self._bus.connections
         former = await self._service.former_sequences(queue, had_owner=bool(record.epoch))
         acquired = await acquire_live_consumer(self._bus, queue, written.epoch)
         self._records[queue] = written
-        await self._service.serve(queue, acquired.consumer, written.epoch, former)
-        owned = self._service.find(queue)
-        if owned is not None:
-            owned.set_consumer(acquired, connections)
+        owned = await self._service.serve(queue, acquired.consumer, written.epoch, former)
+        owned.set_consumer(acquired, connections)
         self._policy.acquired(time.monotonic(), queue, written.epoch)
         if losses != self._bus.losses:  # a lost broker may have held the record
             await self._confirm(queue)
@@ -293,10 +292,10 @@ class OwnershipController:
 
     async def _hand_over(self, action: HandOver) -> None:
         queue, record = action.queue, self._records.get(action.queue)
-        if record is None or self._service.find(queue) is None:
+        if record is None or queue not in self._queues.by_name:
             self._policy.failed(time.monotonic(), queue)
             return
-        await self._service.release(queue)
+        await self._queues.release(queue)
         self._records.pop(queue, None)
         self._policy.released(queue)
         written = await self._owners.write(queue, action.to, record)
@@ -311,7 +310,7 @@ class OwnershipController:
         self._bus.publish(subjects.owner_announcement(*queue), announcement)
 
     def _is_movable(self, queue: LiveQueue) -> bool:
-        owned = self._service.find(queue)
+        owned = self._queues.by_name.get(queue)
         return owned is not None and not owned.stopped and not owned.has_sequences
 
     # Heartbeats
@@ -396,7 +395,7 @@ class OwnershipController:
 
     def _renew(self, queue: LiveQueue, record: OwnerRecord) -> None:
         self._records[queue] = record
-        owned = self._service.find(queue)
+        owned = self._queues.by_name.get(queue)
         if owned is not None:
             owned.epoch = record.epoch
             owned.pull.consumer_lost = True  # its consumer has the previous epoch
@@ -406,9 +405,9 @@ class OwnershipController:
     def _drop(self, queue: LiveQueue, record: OwnerRecord) -> None:
         logger.warning("queue %s is no longer owned here: its owner is %s", queue, record.owner or "none")
         self._records.pop(queue, None)
-        owned = self._service.find(queue)
+        owned = self._queues.by_name.get(queue)
         if owned is not None:
-            self._service.drop(owned)
+            self._queues.drop(owned)
         self._policy.released(queue)
         self._policy.owner_reported(time.monotonic(), queue, record.owner, record.epoch)
         self._schedule_actions()
@@ -423,7 +422,7 @@ class OwnershipController:
         wait_s = self._restarted_s.get(queue, 0.0) + POLICY_RESTART_S - time.monotonic()
         await asyncio.sleep(max(0.0, wait_s))
         self._restarted_s[queue] = time.monotonic()
-        while queue in self._records and self._service.find(queue) is None and not self._is_draining:
+        while queue in self._records and queue not in self._queues.by_name and not self._is_draining:
             try:
                 async with self._checks:
                     if not await self._confirm(queue):
@@ -442,7 +441,7 @@ class OwnershipController:
             async with self._checks:
                 if owned.rejected_batches and await self._confirm(owned.queue):
                     await owned.reacquire(self._bus)
-                    self._service.resume(owned)
+                    self._queues.resume(owned)
         except _BROKER_ERRORS as error:
             _log_failure("check its owner", owned.queue, error)
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
@@ -456,7 +455,7 @@ class OwnershipController:
         """
         held = self._policy.held
         for queue in list(self._records):
-            owned = self._service.find(queue)
+            owned = self._queues.by_name.get(queue)
             if owned is None or owned.stopped:
                 continue
             owned.pull.check()
@@ -479,7 +478,7 @@ class OwnershipController:
         await ensure_live_streams(self._bus)
         await self._owners.ensure()
         await self._check()
-        await _for_each(filter(None, map(self._service.find, self._records)), self._reacquire_unless_complete)
+        await _for_each(filter(None, map(self._queues.by_name.get, self._records)), self._reacquire_unless_complete)
         await ensure_streams(self._bus)
 
     async def _reacquire_unless_complete(self, owned: OwnedQueue) -> None:

@@ -6,6 +6,7 @@ workers can tell that it was started: they have run its first request.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from weir.bus.nats.replies import ReplyInbox
 from weir.runtime.log_limiter import LogLimiter
 from weir.schemas.wire.batches import SequenceQuery, SequenceReport, StartedSequence
 from weir.schemas.wire.codec import MalformedMessage
+
+_limited = LogLimiter(logging.getLogger("weir.scheduler"))
 
 REPORT_TIMEOUT_S = 0.75
 """How long reports of workers are waited for, a little longer than a worker waits for the batches that it runs."""
@@ -31,9 +34,8 @@ class SequenceReports(NamedTuple):
 class SequenceSurvey:
     """Asks workers for one scheduler. Everything runs in one event loop."""
 
-    def __init__(self, bus: Bus, scheduler_id: str, limited: LogLimiter) -> None:
+    def __init__(self, bus: Bus, scheduler_id: str) -> None:
         self._replies = ReplyInbox(bus, subjects.sequence_reports(scheduler_id))
-        self._limited = limited
 
     async def start(self) -> None:
         """Subscribes to reports."""
@@ -50,7 +52,7 @@ class SequenceSurvey:
                 try:
                     reports.append(SequenceReport.unpack(message.data))
                 except MalformedMessage as error:
-                    self._limited.warning("malformed report", "subject %s: %s", message.subject, error)
+                    _limited.warning("malformed report", "subject %s: %s", message.subject, error)
             return not missing[0]
 
         query = SequenceQuery(queue.model, queue.partition).pack()

@@ -69,9 +69,9 @@ def needs_write(entry: ModelRecord, stored: ModelRecord | None, now_ns: int) -> 
 
 
 class KnownModelStore:
-    """The entries of models. This scheduler writes only entries of models of which it `owns` a queue.
+    """The entries of `models`. This scheduler writes only those of models of which it `owns` a queue.
 
-    Unless it `is_on`, nothing is remembered, and `abolish` removes what an earlier scheduler has stored.
+    Unless it `is_on`, nothing is remembered, and `models.remove_bucket` removes what an earlier scheduler has stored.
     """
 
     def __init__(self, bus: Bus, registry: RegistryView, owns: Callable[[str], bool], is_on: bool) -> None:
@@ -79,7 +79,7 @@ class KnownModelStore:
         self._registry = registry
         self._owns = owns
         self.is_on = is_on
-        self._models = KnownModels(bus)
+        self.models = KnownModels(bus)
         self._served_by: dict[str, set[str]] = {}
         self._changed: dict[str, None] = {}
         self._wakeup = asyncio.Event()
@@ -90,23 +90,8 @@ class KnownModelStore:
         if not self.is_on:
             return
         self._registry.on_model_change(self._on_model_change)
-        await self._models.start()
+        await self.models.start()
         self.tasks.append(background.create_task(self._run()))
-
-    async def remove_bucket(self) -> None:
-        """Removes all entries. No scheduler that uses them may be running.
-
-        Raises NatsError, OSError or TimeoutError while the broker is away.
-        """
-        await self._models.remove_bucket()
-
-    def get(self, name: str) -> ModelRecord | None:
-        """Returns the remembered record of a model, or None."""
-        return self._models.get(name)
-
-    def names(self) -> set[str]:
-        """Returns the names of all remembered models."""
-        return self._models.names()
 
     def _on_model_change(self, name: str) -> None:
         if name:
@@ -138,21 +123,21 @@ class KnownModelStore:
     async def _update_entry(self, name: str) -> None:
         live = {worker: view for worker, view in self._registry.workers.items() if not view.record.draining}
         records = {worker: view.models[name] for worker, view in live.items() if name in view.models}
-        stored = self._models.get(name)
+        stored = self.models.get(name)
         entry = entry_of(records)
         if entry is None:
             if (
                 stored is not None
                 and action_for(records, self._served_by.get(name, set()), set(live)) is EntryAction.REMOVE
             ):
-                await self._models.forget(name)
+                await self.models.forget(name)
             if stored is None:
                 self._served_by.pop(name, None)
             return
         self._served_by[name] = {worker for worker, record in records.items() if _ready(record)}
         now_ns = time.time_ns()
         if needs_write(entry, stored, now_ns) and (stored is None or self._owns(name)):
-            await self._models.write(replace(entry, written_ns=now_ns))
+            await self.models.write(replace(entry, written_ns=now_ns))
 
 
 def _ready(record: ModelRecord) -> dict[int, VersionRecord]:

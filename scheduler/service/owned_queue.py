@@ -1,7 +1,4 @@
-"""`OwnedQueue`: a queue that this scheduler owns, with everything around its policy: pull, timer, counters, memory limit.
-
-`drain_queue` releases a queue: frames that were pulled are run within a time limit, and no new ones are pulled.
-"""
+"""`OwnedQueue`: a queue that this scheduler owns, and what is around its policy: pull, timer, counters, memory limit."""
 
 from __future__ import annotations
 
@@ -336,14 +333,6 @@ class OwnedQueue:
     def to_dict(self, now_us: int) -> dict[str, Any]:
         """Returns its counters and load, in the form of `weir.schemas.wire.statistics.QueueCounters`."""
         return {**model_counters(self.scheduler, self.counters, now_us), "load": self.signals.to_dict()}
-
-
-async def drain_queue(owned: OwnedQueue, has_batches: Callable[[], bool]) -> None:
-    """Stops the intake and returns when nothing runs any more. Requests not started then are left to the next owner."""
-    owned.close()
-    await poll_until(lambda: not len(owned.scheduler), DRAIN_WAITING_S)
-    owned.stopped = True
-    await poll_until(lambda: not has_batches(), DRAIN_BATCHES_S)
 
 
 async def poll_until(condition: Callable[[], bool], timeout_s: float) -> None:

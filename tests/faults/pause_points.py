@@ -58,14 +58,14 @@ POINTS = {
     # A live request, from the frontend to the response.
     "accepted": PausePoint("gateway", "weir.calls.dispatch:RequestDispatcher._accept", is_after=True),
     "published": PausePoint("gateway", "weir.calls.outbox:Outbox._on_publish_ack", is_after=True),
-    "pulled": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._on_frame"),
-    "batched": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._send"),
+    "pulled": PausePoint("scheduler", "weir.scheduler.service.served_queues:ServedQueues._on_frame"),
+    "batched": PausePoint("scheduler", "weir.scheduler.service.served_queues:ServedQueues._send"),
     "received": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher._on_batches"),
     "executing": PausePoint("worker", "weir.worker.execution.invocation:ModelInvoker.start"),
     "executed": PausePoint("worker", "weir.worker.execution.invocation:ModelInvoker.start", is_after=True),
     "answered": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher.publish"),
     "acked": PausePoint("worker", "weir.worker.batch_dispatch:BatchDispatcher.publish", is_after=True),
-    "ended": PausePoint("scheduler", "weir.scheduler.service.service:SchedulerService._on_done"),
+    "ended": PausePoint("scheduler", "weir.scheduler.service.served_queues:ServedQueues._on_done"),
     "delivered": PausePoint("gateway", "weir.calls.responses.delivery:ResponseDispatcher.deliver"),
     # Additional steps of a durable request.
     "durable.pulled": PausePoint(

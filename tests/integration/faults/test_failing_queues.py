@@ -67,8 +67,8 @@ async def test_a_queue_whose_policy_raises_is_served_again(nats: EmbeddedNats, m
         keeper = OwnershipController(bus, "scheduler", service, background)
         await keeper.start()
         queue = LiveQueue("model")
-        await eventually(lambda: service.find(queue) is not None)
-        broken = service.find(queue)
+        await eventually(lambda: service.queues.by_name.get(queue) is not None)
+        broken = service.queues.by_name.get(queue)
         assert broken is not None
         failed: list[int] = []
         await bus.subscribe(
@@ -90,7 +90,7 @@ async def test_a_queue_whose_policy_raises_is_served_again(nats: EmbeddedNats, m
         monkeypatch.setattr(broken.scheduler, "dispatch", raise_error)
         send(4)
         await eventually(lambda: sorted(failed) == [3, 4])
-        await eventually(lambda: service.find(queue) not in (None, broken))
+        await eventually(lambda: service.queues.by_name.get(queue) not in (None, broken))
         # What was with the worker is delivered again, and the frame's other request with it.
         send(5)
         ended: list[int] = []
@@ -98,7 +98,7 @@ async def test_a_queue_whose_policy_raises_is_served_again(nats: EmbeddedNats, m
             await eventually(lambda: bool(worker.batches))
             ended += worker.end()
         assert sorted(ended) == [1, 2, 3, 5]
-        await eventually(lambda: service.unanswered == 0)
+        await eventually(lambda: len(service.queues.by_name[queue].scheduler) == 0)
         assert sorted(failed) == [3, 4]
         await keeper.hand_over_all(1.0)
         await service.stop(1.0)

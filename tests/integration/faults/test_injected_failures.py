@@ -39,7 +39,7 @@ ROUND_TIMEOUT_S = 15.0
 
 OF_JOBS = "weir.jobs."
 
-WIDE = ("weir.scheduler.service.service:", "weir.calls.outbox:")
+WIDE = ("weir.scheduler.service.served_queues:", "weir.calls.outbox:")
 """Sites here serve several requests by nature: the queue of one model, or what one frame carries."""
 
 broken: list[str] = []

@@ -153,7 +153,7 @@ class Life:
             assert error.message != TIMEOUT_EXPIRED or 0 < deadline_us <= self.now_us
 
     def react(self, event: str) -> None:
-        """Dispatches where `SchedulerService` does: not when its alarm is silent, nor when nothing waits."""
+        """Dispatches where `ServedQueues` does: not when its alarm is silent, nor when nothing waits."""
         if event == "advance":
             is_due = self.wake_at_us is not None and self.wake_at_us <= self.now_us
         else:

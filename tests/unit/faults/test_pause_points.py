@@ -27,19 +27,19 @@ def test_without_the_variable_nothing_is_replaced(monkeypatch: pytest.MonkeyPatc
 ARMED = """
 import os, socket, sys
 from pathlib import Path
-import weir.scheduler.service.service
+import weir.scheduler.service.served_queues
 from tests.faults.pause_points import arm
 folder = Path(sys.argv[1])
 driver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 driver.bind(str(folder / "driver"))
 driver.settimeout(5)
-weir.scheduler.service.service.SchedulerService._send = lambda self, owned, batch, now_us: print("sent", flush=True)
+weir.scheduler.service.served_queues.ServedQueues._send = lambda self, owned, batch, now_us: print("sent", flush=True)
 arm("scheduler")
 driver.sendto(b"batched kill 2 0", str(folder / str(os.getpid())))
 import time
 deadline = time.monotonic() + 5
 while time.monotonic() < deadline:
-    weir.scheduler.service.service.SchedulerService._send(None, None, None, 0)
+    weir.scheduler.service.served_queues.ServedQueues._send(None, None, None, 0)
     time.sleep(0.01)
 """
 

@@ -169,16 +169,16 @@ class RegistryView:
         for model in view.models:
             self._model_changed(model)
 
+    @contained()
     async def erase(self, worker: str) -> None:
-        """Removes the keys of a dead worker from the bucket, and so from all views."""
-        for key in await self._view.bucket.keys():
-            if key == worker or key.startswith(f"{worker}."):
-                await self._view.bucket.delete(key)
+        """Removes the keys of a dead worker from the bucket, and so from all views.
 
-    async def try_to_erase(self, worker: str) -> None:
-        """As `erase`, but logs an error of the broker: the next `expire` of any scheduler erases the worker."""
+        After an error of the broker, which is logged, the next `expire` of any scheduler does so.
+        """
         try:
-            await self.erase(worker)
+            for key in await self._view.bucket.keys():
+                if key == worker or key.startswith(f"{worker}."):
+                    await self._view.bucket.delete(key)
         except BROKER_ERRORS as error:
             logger.warning(
                 "the registration of dead worker %s could not be removed: %s: %s", worker, type(error).__name__, error

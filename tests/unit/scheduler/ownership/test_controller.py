@@ -45,7 +45,7 @@ class Scheduler:
 
     @property
     def queues(self) -> set[str]:
-        return {model for model, _, _ in self.service.owned_queues}
+        return {queue.model for queue in self.service.queues.by_name}
 
     async def leave(self) -> None:
         self._cluster.running.remove(self)
@@ -160,10 +160,10 @@ async def test_the_queues_of_a_scheduler_that_crashed_are_taken_over(cluster: Cl
     first = await cluster.scheduler("a")
     second = await cluster.scheduler("b")
     await eventually(lambda: len(first.queues) == len(second.queues) == 2)
-    epochs = {model: epoch for model, _, epoch in first.service.owned_queues}
+    epochs = {queue.model: owned.epoch for queue, owned in first.service.queues.by_name.items()}
     await first.crash()
     await eventually(lambda: second.queues == set(MODELS))
-    taken = {model: epoch for model, _, epoch in second.service.owned_queues}
+    taken = {queue.model: owned.epoch for queue, owned in second.service.queues.by_name.items()}
     assert all(taken[model] > epoch for model, epoch in epochs.items())
 
 
@@ -233,7 +233,7 @@ async def test_a_queue_that_is_acquired_again_has_one_subscription(
     subscribed = [subject for subject, _ in only.bus._subjects.values()]
     for subject in (queue.inbox("a"), queue.cancel_subject, queue.drain_subject):
         assert subscribed.count(subject) == 1, subject
-    owned = only.service.find(queue)
+    owned = only.service.queues.by_name.get(queue)
     assert owned is not None
     assert owned.epoch == (await cluster.owners.read(queue)).epoch
 
@@ -242,11 +242,11 @@ async def test_a_policy_that_raised_is_replaced(cluster: Cluster) -> None:
     await cluster.serve(MODELS[:1])
     only = await cluster.scheduler("a")
     queue = LiveQueue(MODELS[0])
-    broken = only.service.find(queue)
+    broken = only.service.queues.by_name.get(queue)
     assert broken is not None
-    only.service.drop(broken)
-    only.service.on_policy_failed(broken)
-    await eventually(lambda: only.service.find(queue) not in (None, broken))
+    only.service.queues.drop(broken)
+    only.service.queues.on_policy_failed(broken)
+    await eventually(lambda: only.service.queues.by_name.get(queue) not in (None, broken))
     assert await cluster.owner(queue.model) == "a"
 
 

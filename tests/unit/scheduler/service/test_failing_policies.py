@@ -19,8 +19,7 @@ from weir.runtime.log_limiter import LogLimiter
 from weir.scheduler.batching.custom_strategy import StrategyFiles
 from weir.scheduler.batching.dispatch import Dispatch
 from weir.scheduler.batching.version_queue import VersionQueue
-from weir.scheduler.service import policy_failure
-from weir.scheduler.service import service as service_module
+from weir.scheduler.service import policy_failure, served_queues
 from weir.scheduler.service.former_sequences import SequenceReports
 from weir.scheduler.service.owned_queue import OwnedQueue
 from weir.scheduler.service.service import SchedulerService
@@ -43,7 +42,7 @@ class Cluster:
         self.service = SchedulerService(self.bus, "scheduler", None)  # type: ignore[arg-type]
         self.failed: list[OwnedQueue] = []
         self.owned: dict[str, OwnedQueue] = {}
-        self.service.on_policy_failed = self.failed.append
+        self.service.queues.on_policy_failed = self.failed.append
 
     async def own(self, model: str, is_successor: bool = False, config: dict[str, Any] = CONFIG) -> OwnedQueue:
         former = SequenceReports([], False) if is_successor else None
@@ -51,6 +50,11 @@ class Cluster:
         owned.scheduler.configure(1, ModelConfig.model_validate({"name": model, **config}))
         owned.scheduler.set_instances(f"worker-{model}", {1: 1})
         return owned
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return sum(len(owned.scheduler) for owned in self.service.queues.by_name.values())
 
     def frame(self, model: str, *parts: Any, ack: str = "$JS.ACK.1") -> None:
         self.bus.deliver(f"inbox.scheduler.{model}", Frame("gateway", parts).pack(), ack)
@@ -69,7 +73,7 @@ class Cluster:
         return sorted((answer.key, answer.error.code) for answer in answers if answer.error is not None)
 
     def acks(self) -> list[str]:
-        self.service.acks.flush()
+        self.service.queues.acks.flush()
         return [subject for subject, data, _ in self.bus.published if data == b"+ACK"]
 
 
@@ -109,8 +113,8 @@ async def test_a_policy_that_raises_ends_its_own_requests_and_no_others(
     assert cluster.errors() == [(1, ErrorCode.INTERNAL)]
     assert cluster.acks() == ["$JS.ACK.1"], "the request that makes the policy fail must not come back"
     assert cluster.failed == [broken]
-    assert cluster.service.find(LiveQueue("b")) is other
-    assert cluster.service.find(LiveQueue("a")) is None
+    assert cluster.service.queues.by_name.get(LiveQueue("b")) is other
+    assert cluster.service.queues.by_name.get(LiveQueue("a")) is None
 
 
 async def test_batches_of_a_failed_policy_are_redelivered_to_the_next(
@@ -122,14 +126,14 @@ async def test_batches_of_a_failed_policy_are_redelivered_to_the_next(
     assert running == [1, 2]
     (broken, _) = cluster.owned.values()
     fail(monkeypatch, broken, "expire")
-    cluster.service._expire()
+    cluster.service.queues.expire()
     assert cluster.errors() == [(3, ErrorCode.INTERNAL), (4, ErrorCode.INTERNAL)]
     assert cluster.acks() == ["$JS.ACK.2"], "the stream keeps running requests"
     await cluster.own("a", is_successor=True)
     cluster.frame("a", part(1), part(2), ack="$JS.ACK.1")  # as the consumer delivers again
     first, second = cluster.batches()
     cluster.done(first.batch_id, second.batch_id)
-    assert cluster.service.unanswered == 0
+    assert cluster.unanswered == 0
     assert cluster.errors() == []
 
 
@@ -204,7 +208,7 @@ async def test_an_exception_beside_the_policy_is_logged_with_the_call_of_the_ser
     fail(monkeypatch, cluster.owned["a"], "cancel")
     cluster.bus.deliver("cancel.a", Cancellation("gateway", [1]).pack())
     (record,) = errors()
-    assert "; event: SchedulerService._on_cancel(owned=<OwnedQueue>, message=<Message>)" in record.getMessage()
+    assert "; event: ServedQueues._on_cancel(owned=<OwnedQueue>, message=<Message>)" in record.getMessage()
 
 
 async def test_one_queue_a_second_is_described(
@@ -225,7 +229,7 @@ async def test_an_exception_in_a_queue_that_was_dropped_is_logged(
     broken = cluster.owned["a"]
     fail(monkeypatch, broken, "in_flight_on")
     for _ in range(2):
-        cluster.service._in_queue(broken, cluster.service._lose_worker, "worker-a", 0)
+        cluster.service.queues._in_queue(broken, cluster.service.queues._lose_worker, "worker-a", 0)
     _, again = errors()
     assert again.getMessage() == "queue a: another exception, in the policy that was dropped"
     assert again.exc_info
@@ -251,14 +255,14 @@ async def test_any_event_may_make_a_policy_fail(cluster: Cluster, monkeypatch: p
 async def test_a_batch_that_cannot_be_packed_ends_its_requests_alone(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pack = service_module.batch_message
+    pack = served_queues.batch_message
 
     def failing_for_key_1(scheduler: str, owned: OwnedQueue, batch: Any, now_us: int, sent_ns: int) -> bytes:
         if any(request.key == 1 for request in batch.requests):
             raise OverflowError("injected")
         return pack(scheduler, owned, batch, now_us, sent_ns)
 
-    monkeypatch.setattr(service_module, "batch_message", failing_for_key_1)
+    monkeypatch.setattr(served_queues, "batch_message", failing_for_key_1)
     cluster.frame("a", part(1), part(2), part(3))
     sent: list[int] = []
     while batches := cluster.batches():
@@ -266,7 +270,7 @@ async def test_a_batch_that_cannot_be_packed_ends_its_requests_alone(
         cluster.done(*(batch.batch_id for batch in batches))
     assert sent == [2, 3]
     assert cluster.errors() == [(1, ErrorCode.INTERNAL)]
-    assert (cluster.failed, cluster.service.unanswered) == ([], 0)
+    assert (cluster.failed, cluster.unanswered) == ([], 0)
     assert cluster.acks() == ["$JS.ACK.1"]
 
 
@@ -277,8 +281,8 @@ async def test_a_malformed_row_does_not_affect_others_of_its_frame(cluster: Clus
     for _ in range(2):
         for batch in cluster.batches():
             cluster.done(batch.batch_id)
-    assert cluster.service.unanswered == 0
-    assert cluster.service.malformed_messages == 4
+    assert cluster.unanswered == 0
+    assert cluster.service.queues.malformed_messages == 4
     assert "$JS.ACK.1" not in [subject for subject, data, _ in cluster.bus.published if data == b"+TERM"]
 
 
@@ -300,8 +304,8 @@ async def test_a_malformed_completion_does_not_affect_others_of_its_message(clus
         BatchEnded(second.batch_id, 1),
     ]
     cluster.bus.deliver("done.scheduler", encode((WIRE_VERSION, "worker", rows)))
-    assert cluster.service.unanswered == 0
-    assert cluster.service.malformed_messages == 3
+    assert cluster.unanswered == 0
+    assert cluster.service.queues.malformed_messages == 3
 
 
 async def test_malformed_records_of_a_model_do_not_affect_others(
@@ -354,18 +358,18 @@ async def test_garbage_at_request_rate_is_logged_once_a_second(
         for number in range(50):
             cluster.bus.deliver("inbox.scheduler.a", b"nonsense", f"$JS.ACK.{number}")
     assert len([record for record in caplog.records if "malformed" in record.getMessage()]) <= 2
-    assert cluster.service.malformed_messages == 50
+    assert cluster.service.queues.malformed_messages == 50
 
 
-OF_QUEUES = ("_on_cancel", "_expire_queue", "_workers_of")
-"""What `SchedulerService._in_queue` does for one queue, as far as this test gets there."""
+OF_QUEUES = ("_on_cancel", "_expire_queue", "<lambda>")
+"""What `ServedQueues._in_queue` does for one queue, as far as this test gets there."""
 
 
 @pytest.mark.parametrize(
     ("name", "of_queue"),
     [
-        *((name, None) for name in sorted(SITES) if name.startswith("weir.scheduler.service.service:")),
-        *(("weir.scheduler.service.service:SchedulerService._in_queue", of_queue) for of_queue in OF_QUEUES),
+        *((name, None) for name in sorted(SITES) if name.startswith("weir.scheduler.service.served_queues:")),
+        *(("weir.scheduler.service.served_queues:ServedQueues._in_queue", of_queue) for of_queue in OF_QUEUES),
     ],
 )
 async def test_no_site_of_the_scheduler_passes_an_exception_on(
@@ -387,13 +391,13 @@ async def test_no_site_of_the_scheduler_passes_an_exception_on(
         cluster.bus.deliver("cancel.a", Cancellation("gateway", [9]).pack())
         cluster.bus.deliver("lost.scheduler.nobody", b"", status="503")
         cluster.service._probe_workers()
-        cluster.service._expire()
+        cluster.service.queues.expire()
         cluster.done(*(batch.batch_id for batch in cluster.batches()))
         cluster.bus.deliver("statistics.query", b"", "counters.test")
-        assert cluster.service.find(LiveQueue("b")) is not None
+        assert cluster.service.queues.by_name.get(LiveQueue("b")) is not None
         assert len(cluster.owned["b"].scheduler) == 0
     for owned in cluster.failed:
-        assert cluster.service.find(owned.queue) is None
+        assert cluster.service.queues.by_name.get(owned.queue) is None
         await cluster.own(owned.name, is_successor=True)
     cluster.frame("a", part(3), ack="$JS.ACK.3")
     keys = [entry.key for batch in cluster.batches() for entry in batch.entries]
@@ -416,9 +420,9 @@ async def test_a_sequence_whose_checkpoint_can_not_be_looked_up_is_lost(
         asked.append(id)
         raise RuntimeError("unexpected")
 
-    monkeypatch.setattr(cluster.service._checkpoints, "find", find)
+    monkeypatch.setattr(cluster.service.queues._checkpoints, "find", find)
     async with asyncio.TaskGroup() as background:
-        monkeypatch.setattr(cluster.service, "_background", background)
+        monkeypatch.setattr(cluster.service.queues, "_background", background)
         await cluster.own("s", is_successor=True, config=config)
         cluster.frame("s", part(1)._replace(correlation_id=7))
     assert asked == [7]

@@ -12,7 +12,6 @@ from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Message
 from weir.scheduler.service import former_sequences
 from weir.scheduler.service.former_sequences import SequenceReports, SequenceSurvey
-from weir.scheduler.service.service import _limited
 from weir.schemas.wire.batches import SequenceQuery, SequenceReport, StartedSequence
 
 ROWS = [StartedSequence(1, 5, 10), StartedSequence(2, "five", 0)]
@@ -44,7 +43,7 @@ def report(worker: str, *rows: StartedSequence, is_complete: bool = True) -> byt
 
 async def reports(**workers: bytes | None) -> SequenceReports:
     bus = Bus(**workers)
-    survey = SequenceSurvey(bus, "scheduler", _limited)  # type: ignore[arg-type]
+    survey = SequenceSurvey(bus, "scheduler")  # type: ignore[arg-type]
     await survey.start()
     found = await survey.ask(LiveQueue("m", 2), workers)
     assert bus.asked == [SequenceQuery("m", 2)] * len(workers)

@@ -189,7 +189,7 @@ async def test_without_the_option_no_model_is_remembered(nats_url: str) -> None:
         await c.worker("w")
         await c.tell("w", READY)
         await eventually(lambda: c.known.get("m") is not None)
-        await KnownModelStore(c.bus, c.registry, lambda _model: True, is_on=False).remove_bucket()
+        await KnownModelStore(c.bus, c.registry, lambda _model: True, is_on=False).models.remove_bucket()
         late = KnownModels(c.bus)
         await late.start(is_maker=False)
         assert late.names() == set()
@@ -215,7 +215,7 @@ async def test_a_model_unloaded_during_the_write_is_removed(
         await (c.tell("w", GONE, UNLOADED) if how == "unloaded" else c.remove("w"))
         await eventually(lambda: not any(map(entry_of_worker, c.registry.workers.values())))
         may_go_on.set()
-        await eventually(lambda: c.known.get("m") is None and c.memory.get("m") is None)
+        await eventually(lambda: c.known.get("m") is None and c.memory.models.get("m") is None)
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -238,7 +238,7 @@ async def test_a_failed_write_is_retried(nats_url: str, number: int, monkeypatch
         await c.tell("w", READY)
         await eventually(lambda: c.known.get("m") is not None)
         await c.remove("w")
-        await eventually(lambda: c.known.get("m") is None and c.memory.get("m") is None)
+        await eventually(lambda: c.known.get("m") is None and c.memory.models.get("m") is None)
         assert len(calls) == 3
 
 
@@ -253,9 +253,9 @@ async def test_a_written_entry_is_known_before_the_brokers_echo(nats_url: str, m
     async with cluster(nats_url) as c:
         await c.worker("w")
         await c.tell("w", READY)
-        await eventually(lambda: c.memory.get("m") is not None)
+        await eventually(lambda: c.memory.models.get("m") is not None)
         await c.remove("w")
-        await eventually(lambda: c.memory.get("m") is None)
+        await eventually(lambda: c.memory.models.get("m") is None)
 
 
 def entry_of_worker(view: WorkerView) -> ModelRecord | None:

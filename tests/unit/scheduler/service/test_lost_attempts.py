@@ -47,7 +47,7 @@ def test_an_exhausted_request_gets_an_error_and_no_loss_report(served: Served):
         (batch,) = served.batches()
         served.done(batch.batch_id, Outcome.UNANSWERED)
     assert len(served.bus.taken("lost-attempts.")) == 3
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
 
 
 def test_an_unstarted_request_does_not_count_as_lost(served: Served):

@@ -122,32 +122,32 @@ async def test_a_lost_queue_sends_nothing_any_more() -> None:
     (batch,) = sent_batches(bus)
     assert (batch.epoch, batch.partition) == (7, 0)
     frame(bus, 2, 3)
-    service.drop(owned)
+    service.queues.drop(owned)
     bus.published.clear()
     done(bus, batch.batch_id)
     bus.deliver("cancel.model", Cancellation("gateway", [2, 3]).pack())
     frame(bus, 4)
     assert [subject for subject, _, _ in bus.published if subject.startswith(("$JS.ACK", "work", "reply"))] == []
-    assert service.unanswered == 0
+    assert not service.queues.by_name
 
 
 async def test_batches_rejected_by_a_worker_wait_until_the_owner_is_known() -> None:
     bus = CollectingBus()
     service, owned = await serving(bus)
     refused: list[int] = []
-    service.on_batch_rejected = lambda of, epoch: refused.append(epoch)
+    service.queues.on_batch_rejected = lambda of, epoch: refused.append(epoch)
     frame(bus, 1)
     (batch,) = sent_batches(bus)
     done(bus, batch.batch_id, 9)
     frame(bus, 2)
     assert (refused, bus.taken("work.")) == ([9], [])
     owned.epoch = 10
-    service.resume(owned)
+    service.queues.resume(owned)
     bus.turn()
     (again,) = sent_batches(bus)
     assert (again.epoch, [entry.key for entry in again.entries]) == (10, [1])
     done(bus, again.batch_id)
-    assert service.unanswered == 0
+    assert len(owned.scheduler) == 0
 
 
 async def test_a_closed_gate_buffers_events() -> None:
@@ -170,7 +170,7 @@ async def test_counters_of_a_queue_outlast_its_owner_and_are_not_doubled() -> No
     frame(bus, 3)
     owned.scheduler.versions()[1].failures["REJECTED"] += 2
     for _ in range(2):
-        service.drop(owned)
+        service.queues.drop(owned)
         reported = counters(bus)
         assert sum(sum(queue.batch_requests.counts) for queue in reported.models) == 2
         assert sum(version.failures["REJECTED"] for queue in reported.models for version in queue.versions) == 2

@@ -60,6 +60,11 @@ class Served:
         self.service = service
         self.owned = owned
 
+    @property
+    def unanswered(self) -> int:
+        """Requests that were accepted and have not ended."""
+        return sum(len(owned.scheduler) for owned in self.service.queues.by_name.values())
+
     def frame(self, *keys: int, ack: str = "$JS.ACK.1", version: int = -1) -> None:
         self.bus.deliver(INBOX, Frame("gateway", [part(key, version) for key in keys]).pack(), ack)
 
@@ -70,7 +75,7 @@ class Served:
         return [batch for data in self.bus.taken("work.") for batch in Batches.unpack(data).batches]
 
     def acks(self) -> list[str]:
-        self.service.acks.flush()
+        self.service.queues.acks.flush()
         return [subject for subject, data, _ in self.bus.published if data == b"+ACK"]
 
 
@@ -103,7 +108,7 @@ def test_the_requests_of_a_frame_leave_as_one_batch_which_ends_the_frame(served:
     ]
     assert served.acks() == []
     served.done(batch.batch_id)
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
     assert served.acks() == ["$JS.ACK.1"]
 
 
@@ -114,7 +119,7 @@ def test_a_frame_that_ends_with_several_batches_is_acknowledged_after_the_last(s
     (second,) = served.batches()
     assert served.acks() == []
     served.done(second.batch_id)
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
     assert served.acks() == ["$JS.ACK.1"]
 
 
@@ -127,7 +132,7 @@ def test_the_frame_of_a_batch_that_was_not_run_is_acknowledged_once_it_has(serve
     assert served.acks() == []
     served.done(second.batch_id)
     assert served.acks() == ["$JS.ACK.1"]
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
 
 
 def test_a_worker_that_is_gone_loses_nothing(served: Served):
@@ -141,7 +146,7 @@ def test_a_worker_that_is_gone_loses_nothing(served: Served):
     assert [entry.key for entry in again.entries] == [1, 2]
     assert served.acks() == []
     served.done(first.batch_id)
-    assert served.service.unanswered == 2
+    assert served.unanswered == 2
 
 
 @pytest.mark.parametrize(
@@ -177,7 +182,7 @@ def test_only_the_end_of_a_link_that_shows_a_death_loses_batches(served: Served,
     goes_on = end in (LinkEnd.ORDERLY, LinkEnd.CUT)
     assert served.owned.scheduler.in_flight_on("worker") == ([batch.batch_id] if goes_on else [])
     served.done(batch.batch_id)
-    assert served.service.unanswered == (0 if goes_on else 1)
+    assert served.unanswered == (0 if goes_on else 1)
 
 
 def test_a_frame_delivered_twice_runs_once_and_is_acknowledged_twice(served: Served):
@@ -185,7 +190,7 @@ def test_a_frame_delivered_twice_runs_once_and_is_acknowledged_twice(served: Ser
     served.frame(1, ack="$JS.ACK.2")
     (batch,) = served.batches()
     served.done(batch.batch_id)
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
     assert served.acks() == ["$JS.ACK.1", "$JS.ACK.2"]
 
 
@@ -195,10 +200,10 @@ def test_cancelled_requests_end_their_frame_and_are_not_sent(served: Served):
     (batch,) = served.batches()
     served.bus.deliver(CANCEL, Cancellation("gateway", [5, 6, 7, 1]).pack())
     assert served.acks() == ["$JS.ACK.2"]
-    assert served.service.unanswered == 4
+    assert served.unanswered == 4
     served.done(batch.batch_id)
     assert served.batches() == []
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
 
 
 def test_workers_receive_cancellations_of_running_requests(served: Served):
@@ -224,10 +229,10 @@ async def test_an_instance_that_is_free_before_its_batch_ends_is_used():
     assert served.batches() == []
     served.done(first.batch_id, Outcome.RELEASED)
     (third,) = served.batches()
-    assert served.service.unanswered == 12
+    assert served.unanswered == 12
     served.done(third.batch_id)
     served.done(first.batch_id)
-    assert served.service.unanswered == 4
+    assert served.unanswered == 4
     served.owned.timer.close()
 
 
@@ -240,7 +245,7 @@ def test_rejections_by_a_full_queue_are_answered_in_one_message(served: Served):
     assert {(answer.error.code, answer.error.message) for answer in refused} == {
         (ErrorCode.UNAVAILABLE, "Exceeds maximum queue size")
     }
-    assert served.service.unanswered == 6
+    assert served.unanswered == 6
 
 
 def test_an_unknown_version_is_rejected(served: Served):
@@ -258,7 +263,7 @@ def test_an_empty_frame_is_acknowledged(served: Served):
 def test_a_malformed_frame_is_never_redelivered(served: Served):
     served.bus.deliver(INBOX, b"nonsense", "$JS.ACK.1")
     assert served.bus.published == [("$JS.ACK.1", b"+TERM", "")]
-    assert served.service.malformed_messages == 1
+    assert served.service.queues.malformed_messages == 1
 
 
 @pytest.mark.parametrize("gateway", ["", "a b", "a\r\nPUB x 0\r\n", "*", "a.>", "\x7f", "ä", 7, None])
@@ -271,7 +276,7 @@ def test_a_message_to_the_inbox_that_is_not_from_the_stream_is_left_unanswered(s
     served.bus.deliver(INBOX, b"nonsense")
     served.bus.deliver(INBOX, Frame("gateway", [part(1)]).pack())
     assert served.bus.published == []
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
 
 
 def unloading(served: Served, state: ModelState) -> None:
@@ -301,7 +306,7 @@ def test_a_worker_may_unload_a_version_after_its_last_request(served: Served):
         for batch in served.batches():
             assert leave(served) == []
             served.done(batch.batch_id)
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
     assert leave(served) == [1]
     served.frame(4, ack="$JS.ACK.4")
     assert served.batches() == []
@@ -368,7 +373,7 @@ async def test_malformed_messages_do_not_affect_valid_requests(messages: list[tu
             seen += [entry.key for entry in batch.entries if entry.gateway == "gateway"]
             served.done(batch.batch_id)
     assert seen == [1, 2]
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
     served.owned.timer.close()
 
 
@@ -398,7 +403,7 @@ async def test_a_timeout_is_answered_once_without_other_events():
     assert served.owned.scheduler.versions()[1].failures == {"REJECTED": 2, "CANCELED": 0}
     served.done(busy.batch_id)
     assert served.batches() == []
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
     served.owned.timer.close()
 
 
@@ -411,7 +416,7 @@ async def test_a_deadline_applies_in_the_queue_and_is_sent_to_the_worker(served:
     (batch,) = served.batches()
     assert [(entry.key, entry.deadline_ms) for entry in batch.entries] == [(1, deadline_ms), (2, 0), (3, 2**64 - 1)]
     served.done(batch.batch_id)
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
 
 
 async def test_requests_with_little_time_go_ahead(served: Served):
@@ -428,7 +433,7 @@ async def test_requests_with_little_time_go_ahead(served: Served):
     (second,) = served.batches()
     assert [entry.key for entry in second.entries] == [4]
     served.done(second.batch_id)
-    assert served.service.unanswered == 0
+    assert served.unanswered == 0
 
 
 # Requests that a worker runs itself
