@@ -73,6 +73,11 @@ class VersionRecord(msgspec.Struct, frozen=True):
         """The number of each instance."""
         return self.numbers or range(self.instances)
 
+    @property
+    def can_run(self) -> bool:
+        """Whether the version is READY and can run now."""
+        return self.state == ModelState.READY and not self.problem
+
 
 class ModelRecord(Record, frozen=True):
     """One model on one worker. `config` is `ModelConfig` as a dictionary, None where it could not be read.
@@ -120,6 +125,24 @@ class ModelRecord(Record, frozen=True):
         name that no repository has, or that is unloaded and gone; its worker removes it at once.
         """
         return bool(self.versions or self.reason)
+
+    @property
+    def is_present(self) -> bool:
+        """Whether the worker has the model or is to load it."""
+        rows = self.versions.values()
+        return bool(self.reason) or any(v.reason != UNLOADED and v.state != ModelState.UNLOADING for v in rows)
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether the worker has unloaded the model, or failed to load it."""
+        withdrawn = (ModelState.UNAVAILABLE, ModelState.UNLOADING)
+        return bool(self.versions) and all(version.state in withdrawn for version in self.versions.values())
+
+    @property
+    def ready_versions(self) -> set[int]:
+        """The versions that are READY; none where the configuration could not be read."""
+        is_read = self.config is not None
+        return {number for number, version in self.versions.items() if is_read and version.state == ModelState.READY}
 
     @property
     def is_unread(self) -> bool:

@@ -2,8 +2,6 @@
 
 Requests for a model that has lost its last worker are still accepted for a while, since a worker that was killed or is
 replaced is back within seconds, and the requests wait in the queue meanwhile. The model is not ready all the same.
-
-`RegistryWarmup` tracks whether the registry is complete after a start of the cluster.
 """
 
 from __future__ import annotations
@@ -38,7 +36,6 @@ _SHOWN_REASON = 300
 
 RECOVERY_GRACE_S = 30.0
 """How long requests for a model that has lost its last worker are still accepted."""
-
 
 WARMUP_TIMEOUT_S = 30.0
 """How long workers that are still loading delay the end of the warm-up."""
@@ -225,7 +222,7 @@ class Catalog:
         served = self._served.get(name) or self._only_one_called(name)
         if served is None or version not in served.version_texts or served.name in self._accept_until_s:
             return False
-        return any(_can_run(row) for _, row in self.ready_replicas(served.name, int(version or served.latest)))
+        return any(row.can_run for _, row in self.ready_replicas(served.name, int(version or served.latest)))
 
     def ready_replicas(self, identity: str, version: int) -> list[tuple[str, VersionRecord]]:
         """(worker, its record of the version) for each live worker on which the version is READY."""
@@ -275,7 +272,7 @@ class Catalog:
             return True
         for record in records:
             for number, version in record.versions.items():
-                is_fine = _can_run(version) or version.reason == UNLOADED
+                is_fine = version.can_run or version.reason == UNLOADED
                 versions[number] = versions.get(number, False) or is_fine
         return bool(versions) and all(versions.values()) and name not in self._accept_until_s
 
@@ -289,13 +286,11 @@ class Catalog:
 
     def knows(self, name: str) -> bool:
         """Whether a worker has a model of this identity, served or not, or requests for it are still accepted."""
-        if self.served_model(name) is not None:
-            return True
-        return any(record.is_known for record in self._records(name))
+        return self.served_model(name) is not None or any(record.is_known for record in self._records(name))
 
     def is_wanted(self, name: str) -> bool:
         """As `knows`, but not for a model that was unloaded everywhere: its name is free for another namespace's."""
-        return self.served_model(name) is not None or any(map(_is_present, self._records(name)))
+        return self.served_model(name) is not None or any(record.is_present for record in self._records(name))
 
     def served_model(self, name: str) -> ServedModel | None:
         """The model, if requests for it are accepted."""
@@ -340,12 +335,11 @@ class Catalog:
         if namespace_of(name):
             self._note_namesake(name, is_known=bool(records))
         if versions:
-            record = max((r for r in records if _ready_versions([r])), key=lambda r: r.written_ns)
+            record = max((r for r in records if r.ready_versions), key=lambda r: r.written_ns)
             config = ModelConfig.model_validate(record.config)
             loads = _loads(records, versions)
-            self._served[name] = ServedModel(
-                name, config, versions, record.labels, loads, record.namespace, record.completed
-            )
+            served = ServedModel(name, config, versions, record.labels, loads, record.namespace, record.completed)
+            self._served[name] = served
             self._accept_until_s.pop(name, None)
             self._away.discard(name)
             self._apply_traffic(name)
@@ -353,11 +347,11 @@ class Catalog:
         known = None if self._known is None else self._known.get(name)
         if known is None and name not in self._served:
             return
-        withdrawn = [r for r in records if not r.elsewhere and (r.reason or _is_withdrawn(r))]
+        withdrawn = [r for r in records if not r.elsewhere and (r.reason or r.is_withdrawn)]
+        self._away.discard(name)
         if withdrawn or self._is_unwanted(name):
             self._served.pop(name, None)
             self._accept_until_s.pop(name, None)
-            self._away.discard(name)
         elif known is not None:
             self._accept_until_s.pop(name, None)
             self._away.add(name)
@@ -368,7 +362,6 @@ class Catalog:
                 )
                 self._apply_traffic(name)
         else:
-            self._away.discard(name)
             self._accept_until_s.setdefault(name, self._clock() + RECOVERY_GRACE_S)
 
     def _apply_traffic(self, name: str) -> None:
@@ -415,9 +408,7 @@ class Catalog:
     def _identities(self, name: str) -> set[str]:
         """The models of this name that have namespaces, except those that were unloaded."""
         known = self._namesakes.get(name, ())
-        return {
-            identity for identity in known if identity in self._served or any(map(_is_present, self._records(identity)))
-        }
+        return {each for each in known if each in self._served or any(r.is_present for r in self._records(each))}
 
     def _note_namesake(self, identity: str, is_known: bool) -> None:
         namesakes = self._namesakes.setdefault(plain_name(identity), set())
@@ -432,10 +423,10 @@ class Catalog:
             return ""
         of_versions = (version.reason for record in records for version in record.versions.values())
         reasons = [record.reason for record in records] + [reason for reason in of_versions if reason != UNLOADED]
-        return next((f": {_first_line(reason)}" for reason in reasons if reason), "")
+        line = next(filter(None, reasons), "").partition("\n")[0].strip()  # that of a backend may be a traceback
+        return f": {line[:_SHOWN_REASON]}{'…' if len(line) > _SHOWN_REASON else ''}" if line else ""
 
     def _error(self, name: str, version: str) -> WeirError:
-        check_version(version)
         identities = self._identities(name)
         if len(identities) > 1:
             return invalid(
@@ -456,12 +447,6 @@ class Catalog:
                 f"Request for unknown model: '{name}' version {version} is not at ready state", Reason.NOT_READY
             )
         return not_found(f"Request for unknown model: '{name}' version {version} is not found", Reason.UNKNOWN_MODEL)
-
-
-def _first_line(reason: str) -> str:
-    """The first line of a reason, at most `_SHOWN_REASON` characters: that of a backend may be a traceback."""
-    line = reason.partition("\n")[0].strip()
-    return line if len(line) <= _SHOWN_REASON else f"{line[:_SHOWN_REASON]}…"
 
 
 def rule_with(record: TrafficRecord | None, served: ServedModel) -> TrafficRule | None:
@@ -485,14 +470,8 @@ def check_version(version: str) -> None:
         )
 
 
-def _can_run(version: VersionRecord) -> bool:
-    """Whether the version is READY on the worker and can run now."""
-    return version.state == ModelState.READY and not version.problem
-
-
 def _ready_versions(records: list[ModelRecord]) -> list[int]:
-    ready = {n for r in records for n, v in r.versions.items() if v.state == ModelState.READY and r.config is not None}
-    return sorted(ready)
+    return sorted({number for record in records for number in record.ready_versions})
 
 
 def _loads(records: list[ModelRecord], versions: list[int]) -> dict[int, str]:
@@ -504,15 +483,3 @@ def _loads(records: list[ModelRecord], versions: list[int]) -> dict[int, str]:
         is_known = all(load for _, load in ready)
         loads[number] = " ".join(f"{in_force}:{load}" for in_force, load in sorted(ready)) if is_known else ""
     return loads
-
-
-def _is_present(record: ModelRecord) -> bool:
-    """Whether the worker has the model or is to load it."""
-    rows = record.versions.values()
-    return bool(record.reason) or any(v.reason != UNLOADED and v.state != ModelState.UNLOADING for v in rows)
-
-
-def _is_withdrawn(record: ModelRecord) -> bool:
-    """Whether the worker has unloaded the model, or failed to load it."""
-    withdrawn = (ModelState.UNAVAILABLE, ModelState.UNLOADING)
-    return bool(record.versions) and all(v.state in withdrawn for v in record.versions.values())
