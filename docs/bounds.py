@@ -94,7 +94,7 @@ weir.calls.outbox:MAX_FRAME_BYTES | bodies that share a frame | the next frame t
 weir.calls.model_control:DEPENDENTS_TIMEOUT_S | wait for an ensemble's running requests before its models are unloaded with it | they are unloaded
 weir.calls.payload_store:FRAME_INLINE_BYTES | bodies inside a frame, where memory is shared | by reference
 weir.calls.outbox:MAX_UNACKNOWLEDGED_FRAMES | unacknowledged frames of one model | later requests wait for one
-weir.calls.dispatch:BROKER_TIMEOUT_S | wait for an unreachable broker | 503
+weir.calls.outbox:BROKER_TIMEOUT_S | wait for an unreachable broker | 503
 weir.calls.responses.outputs:MAX_FETCHING_RESPONSES | responses that wait for payloads of other hosts | as if they were lost
 weir.calls.traffic.shadow:MAX_OUTPUT_BYTES | outputs of a response that is compared with that of its copy | skipped
 weir.calls.traffic.shadow:MAX_STRING_BYTES | an output of BYTES of such a response | skipped

@@ -22,7 +22,6 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
-from weir.bus.links.link import LinkEnd
 from weir.bus.naming import subjects
 from weir.bus.naming.durable_subjects import lost_attempts
 from weir.bus.naming.identity import host
@@ -32,23 +31,15 @@ from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.calls.cache.response_cache import CacheLookup, ResponseCache
 from weir.calls.catalog import Catalog, ServedModel
 from weir.calls.in_flight import DirectExecutor, InFlight, OnResponse, PendingRequest, ResponseSequence, SequenceCheck
-from weir.calls.outbox import LiveStreamWatch, Outbox
-from weir.calls.payload_store import (
-    Freeable,
-    PayloadStore,
-    RegionRegistry,
-    free_all,
-    host_of_payloads,
-    is_large,
-)
-from weir.calls.queues import BackpressureCache, Destination, PartitionedQueue, queue_of_sequence
+from weir.calls.outbox import Outbox
+from weir.calls.payload_store import Freeable, PayloadStore, RegionRegistry, free_all, host_of_payloads
+from weir.calls.queues import Destination, PartitionedQueue, queue_of_sequence
 from weir.calls.responses.delivery import UNEXPECTED, ResponseDispatcher
 from weir.calls.responses.outputs import RemoteOutputFetcher, ResponsePayloads
 from weir.calls.tracing import Sampling, Tracing
 from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
-from weir.runtime.ticks import next_tick
-from weir.schemas.core.errors import Reason, WeirError, internal, invalid, overloaded, unavailable
+from weir.schemas.core.errors import Reason, WeirError, internal, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error, is_cancelled_error
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import PayloadRef
@@ -61,22 +52,14 @@ logger = logging.getLogger("weir.calls")
 
 _limited = LogLimiter(logger)
 
-BROKER_TIMEOUT_S = 30.0
-"""How long pending requests wait for a broker that is not connected before they fail."""
-
 MAX_RERUNS = 3
 """How often a request runs again after its content, or that of its response, was lost between two hosts."""
 
 _LOST_STREAM = "the rest of the response was lost; the request may be sent again"
-
 _LOST_PAYLOAD = "content was lost between two hosts; the request may be sent again"
 
-_UNDECODABLE = "the response of the worker could not be decoded"
-
-_MESSAGE_OVERHEAD_BYTES = 4096  # for the envelope and the subject beside a body
 _RERUN_WAIT_S = 0.05
 _DRAIN_POLL_S = 0.02
-_CHECK_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +109,7 @@ class RequestDispatcher:
         self._in_flight = InFlight()
         self._outbox = Outbox(bus, caller_id, payloads, self._in_flight, self._fail)
         self.counters = self._outbox.counters
-        self.backpressure = BackpressureCache()
-        self._streams = LiveStreamWatch(bus, self._in_flight)
+        self.backpressure = self._outbox.backpressure
         self._keeps_references = options.keeps_references
         self._outputs = ResponsePayloads(self._outbox.release_slot, options.keeps_references)
         self.release = self._outputs.release
@@ -138,8 +120,6 @@ class RequestDispatcher:
             self._direct.attach(
                 self._in_flight.get, lambda data: self._on_responses(Message("", "", data, "")), self._requeue
             )
-        self._watch: asyncio.Task[None] | None = None
-        self._disconnected_s: float | None = None
         self.duplicate_responses = 0
         self._malformed_messages = 0
 
@@ -148,12 +128,9 @@ class RequestDispatcher:
 
         Raises NatsError, OSError or TimeoutError if the broker disconnects meanwhile; then it may be called again.
         """
-        await self._streams.start()
+        await self._outbox.streams.start()
         await self._bus.subscribe_with_links(subjects.reply(self._id), self._on_responses)
-        self._bus.links.on_lost(self._on_link_lost)
-        await self._outbox.start()
-        self._bus.on_reconnect(self._resend_all)
-        self._watch = background.create_task(self._watch_broker())
+        await self._outbox.start(background)
 
     async def on_lost_attempts(self, listener: Callable[[list[int], str], None]) -> None:
         """Calls `listener` with the keys of durable requests whose attempt was lost, and why.
@@ -169,8 +146,8 @@ class RequestDispatcher:
                 _limited.warning(
                     "malformed lost attempts", "dropped a malformed message about lost attempts: %s", error
                 )
-                return
-            listener(lost.keys, lost.reason)
+            else:
+                listener(lost.keys, lost.reason)
 
         await self._bus.subscribe(lost_attempts(self._id), on_message)
 
@@ -179,8 +156,7 @@ class RequestDispatcher:
         deadline = time.monotonic() + timeout_s
         while self._in_flight and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
-        if self._watch is not None:
-            self._watch.cancel()
+        self._outbox.stop()
         for pending in list(self._in_flight.values()):
             if pending.is_queued:
                 self._outbox.cancel(pending.queue, pending.key)
@@ -241,10 +217,10 @@ class RequestDispatcher:
                 body_slot.free()
             attachments = _Attachments((), trace, lookup)
             return self._accept(model, request, b"", on_response, request.deadline_ms, attachments, arm)
-        slots = self._hold_slots(model, request, body_slot)
+        slots = self._payloads.hold(model.name, request, self._regions, body_slot)
         try:
             body = pack_body(request)
-            self._check_size(model, request, len(body))
+            self._payloads.check_size(model.name, request.inputs, len(body), self._bus.max_payload_bytes)
         except Exception:
             free_all(slot for slot in slots if slot is not body_slot)
             raise
@@ -254,35 +230,6 @@ class RequestDispatcher:
         payload_host = host_of_payloads(request.inputs) if slots or self._keeps_references else ""
         attachments = _Attachments(slots, trace, lookup, payload_host)
         return self._accept(model, request, body, on_response, request.deadline_ms, attachments, arm)
-
-    def _check_size(self, model: ServedModel, request: InferRequest, size_bytes: int) -> None:
-        """Raises WeirError for a body that no message takes: UNAVAILABLE where only shared memory is short for it now."""
-        limit_bytes = self._bus.max_payload_bytes - _MESSAGE_OVERHEAD_BYTES
-        if size_bytes <= limit_bytes:
-            return
-        if size_bytes - self._payloads.bytes_without_room(model.name, request.inputs) <= limit_bytes:
-            raise overloaded("the shared memory for large tensors is full; try again later")
-        is_reached = self._payloads.is_within_reach(model.name)
-        why = "" if is_reached else " on another host: larger tensors need --payload-listen in this process"
-        raise invalid(
-            f"the request of {size_bytes} bytes is larger than the {self._bus.max_payload_bytes} bytes that can "
-            f"be sent to a worker{why}"
-        )
-
-    def _hold_slots(self, model: ServedModel, request: InferRequest, body_slot: Slot | None) -> list[Freeable]:
-        """Places large tensors in payload slots and holds clients' regions. Returns what to free when the request ends."""
-        slots: list[Freeable] = []
-        if request.regions:
-            if self._regions is None:
-                raise invalid("shared memory regions can't be used here")
-            slots.append(self._regions.hold(model.name, request.regions))
-        if body_slot is not None or is_large(request):
-            try:
-                slots += self._payloads.place(model.name, request.inputs, body_slot)
-            except Exception:
-                free_all(slots)
-                raise
-        return slots
 
     def caches(self, model: ServedModel) -> bool:
         """Whether responses of the model may come from a cache, so that its requests cannot use templates."""
@@ -395,11 +342,9 @@ class RequestDispatcher:
             self._queue(pending)
 
     def _queue(self, pending: PendingRequest) -> None:
-        if self._direct is not None and self._direct.take(pending):
-            pending.is_queued = False
-            return
-        pending.is_queued = True
-        self._outbox.add(pending.queue, pending.envelope)
+        pending.is_queued = self._direct is None or not self._direct.take(pending)
+        if pending.is_queued:
+            self._outbox.add(pending.queue, pending.envelope)
 
     def _requeue(self, pending: PendingRequest) -> None:
         """Sends a pending request to its queue that `direct` has not run."""
@@ -459,7 +404,7 @@ class RequestDispatcher:
         _limited.warning("malformed response", "dropped a malformed response: %s", error)
         pending = None if key is None else self._in_flight.get(key)
         if pending is not None:
-            self._end(pending, internal(_UNDECODABLE), is_running=True)
+            self._end(pending, internal("the response of the worker could not be decoded"), is_running=True)
 
     @contained(on_error="_response_failed")
     def _on_response(self, version: int, response: ResponseEnvelope, is_whole: bool | None = None) -> None:
@@ -539,31 +484,3 @@ class RequestDispatcher:
             pending = self._in_flight.get(key)
             if pending is not None:
                 self._end(pending, error)
-
-    async def _resend_all(self) -> None:
-        """Sends all pending requests again after a reconnection, since the broker may have lost its memory."""
-        await self._streams.ensure()
-        self._outbox.resend_all()
-
-    def _on_link_lost(self, _worker: str, end: LinkEnd) -> None:
-        """Sends all pending requests again where responses were not read: their schedulers recognise those that run."""
-        if end is LinkEnd.BROKEN_OFF:
-            self._outbox.resend(list(self._in_flight))
-
-    async def _watch_broker(self) -> None:
-        while True:
-            await next_tick(_CHECK_INTERVAL_S)
-            await self._check_broker(time.monotonic())
-
-    @contained()
-    async def _check_broker(self, now_s: float) -> None:
-        if self._bus.is_connected:
-            self._disconnected_s = None
-            self._outbox.check()
-            self._outbox.report_rejections(self.backpressure.take_rejections())
-            await self._streams.check()
-        elif self._disconnected_s is None:
-            self._disconnected_s = now_s
-        elif now_s - self._disconnected_s > BROKER_TIMEOUT_S:
-            error = overloaded("the message broker is not available", reason=Reason.BROKER_AWAY)
-            self._fail(list(self._in_flight), error)

@@ -6,30 +6,35 @@ acknowledgement and then share a frame (as TCP's segments do, RFC 896).
 
 A request for a model with several queues is assigned to one when it is published, and keeps it.
 
+After a loss, of the broker, of its streams or of a link, pending requests are sent again.
+
 `FrameCounters` counts the frames. `LiveStreamWatch` detects that the stream of live requests was deleted and created
 again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from nats.errors import Error as NatsError
 
+from weir.bus.links.link import LinkEnd
 from weir.bus.naming import subjects
 from weir.bus.naming.live_queues import LiveQueue
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.streams.declarations import ensure_live_streams, ensure_streams
 from weir.calls.in_flight import InFlight
 from weir.calls.payload_store import FRAME_INLINE_BYTES, PayloadStore
-from weir.calls.queues import Destination, PartitionedQueue, PartitionReservation, PartitionSelector
+from weir.calls.queues import BackpressureCache, Destination, PartitionedQueue, PartitionReservation, PartitionSelector
 from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
-from weir.schemas.core.errors import WeirError, internal, overloaded
+from weir.runtime.ticks import next_tick
+from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
 from weir.schemas.wire.calls import MAX_REJECTED, Cancellation, Frame, RequestEnvelope, SlotRelease
 from weir.schemas.wire.request_body import is_body_ref
@@ -55,7 +60,11 @@ So a frame ends before a small body with which its bodies would go into a payloa
 MAX_UNACKNOWLEDGED_FRAMES = 8
 """Unacknowledged frames of one model; later requests wait for an acknowledgement."""
 
+BROKER_TIMEOUT_S = 30.0
+"""How long pending requests wait for a broker that is not connected before they fail."""
+
 _ACK_TIMEOUT_S = 2.0
+_CHECK_INTERVAL_S = 1.0
 
 SlotRow = tuple[str, int, int]
 """Segment, slot and generation of a payload slot, as in `SlotRelease`."""
@@ -93,10 +102,10 @@ class FrameCounters:
 
 
 class Outbox:
-    """Publishes the requests of one caller in frames.
+    """Publishes the requests of one caller in frames, and again after a loss.
 
-    `on_rejected(keys, error)` is called with requests that the stream rejected (`rejected` counts them), or that could not
-    be sent.
+    `on_rejected(keys, error)` is called with requests that the stream rejected (`rejected` counts them), that could not be
+    sent, or that have waited too long for the broker.
     """
 
     def __init__(
@@ -114,6 +123,10 @@ class Outbox:
         self._in_flight = in_flight
         self._on_rejected = on_rejected
         self.counters = FrameCounters()
+        self.backpressure = BackpressureCache()
+        self.streams = LiveStreamWatch(bus, in_flight)
+        self._watch: asyncio.Task[None] | None = None
+        self._disconnected_s: float | None = None
         self._layout = bus.live_layout
         self._waiting: dict[Destination, list[RequestEnvelope]] = {}
         self._unacked_frames: dict[Destination, int] = defaultdict(int)
@@ -128,9 +141,17 @@ class Outbox:
         self._unacked: dict[int, tuple[Destination, list[int], float]] = {}
         self.rejected = 0
 
-    async def start(self) -> None:
-        """Subscribes to acknowledgements."""
+    async def start(self, background: asyncio.TaskGroup) -> None:
+        """Subscribes to acknowledgements, and watches the broker in a task of `background`."""
         await self._bus.subscribe(f"{self._acks}.*", self._on_publish_ack)
+        self._bus.links.on_lost(self._on_link_lost)
+        self._bus.on_reconnect(self._on_reconnected)
+        self._watch = background.create_task(self._watch_broker())
+
+    def stop(self) -> None:
+        """Watches the broker no longer."""
+        if self._watch is not None:
+            self._watch.cancel()
 
     def add(self, to: Destination, envelope: RequestEnvelope) -> None:
         """Publishes a request with others of this turn of the event loop, or after the next acknowledgement."""
@@ -150,9 +171,9 @@ class Outbox:
         self._cancelled.setdefault(queue, []).append(key)
         self._schedule_flush()
 
-    def report_rejections(self, rejected: Mapping[str | LiveQueue, int]) -> None:
+    def _report_rejections(self) -> None:
         """Publishes how many requests for each queue were rejected here, because its scheduler would reject them."""
-        for queue, requests in rejected.items():
+        for queue, requests in self.backpressure.take_rejections().items():
             self._bus.publish(_cancel_subject(queue), Cancellation(self._id, (), min(requests, MAX_REJECTED)).pack())
 
     def release_slot(self, owner: str, slot: SlotRow) -> None:
@@ -176,12 +197,39 @@ class Outbox:
         self._waiting.clear()
         self.resend(list(self._in_flight))
 
-    def check(self) -> None:
+    async def _on_reconnected(self) -> None:
+        await self.streams.ensure()
+        self.resend_all()
+
+    def _on_link_lost(self, _worker: str, end: LinkEnd) -> None:
+        """Sends all pending requests again where responses were not read: their schedulers recognise those that run."""
+        if end is LinkEnd.BROKEN_OFF:
+            self.resend(list(self._in_flight))
+
+    async def _watch_broker(self) -> None:
+        while True:
+            await next_tick(_CHECK_INTERVAL_S)
+            await self._check_broker(time.monotonic())
+
+    @contained()
+    async def _check_broker(self, now_s: float) -> None:
+        if self._bus.is_connected:
+            self._disconnected_s = None
+            self._check_acks(now_s)
+            self._report_rejections()
+            await self.streams.check()
+        elif self._disconnected_s is None:
+            self._disconnected_s = now_s
+        elif now_s - self._disconnected_s > BROKER_TIMEOUT_S:
+            error = overloaded("the message broker is not available", reason=Reason.BROKER_AWAY)
+            self._on_rejected(list(self._in_flight), error)
+
+    def _check_acks(self, now_s: float) -> None:
         """Reports a suspected loss where a server of a cluster may have died with frames that it had received."""
         if not self._bus.is_clustered or self._losses != self._bus.losses or not self._unacked:
             return
         _, _, oldest_s = next(iter(self._unacked.values()))
-        if time.monotonic() - oldest_s > _ACK_TIMEOUT_S:
+        if now_s - oldest_s > _ACK_TIMEOUT_S:
             self._bus.suspect_loss(f"{len(self._unacked)} frames were not acknowledged")
 
     def flush(self) -> None:

@@ -11,6 +11,7 @@ from weir.bus.naming.identity import host_of, owner_of
 from weir.bus.payloads.arena import INLINE_LIMIT_BYTES, PayloadArena, Slot
 from weir.bus.payloads.reach import process_reach
 from weir.runtime.containment import contained
+from weir.schemas.core.errors import invalid, overloaded
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.core.tensors import PayloadRef, Tensor
 from weir.schemas.wire.request_body import pack_body_ref
@@ -24,6 +25,8 @@ runs a batch whose bodies lie in a slot in the instance's thread, which costs mo
 
 SLOT_FROM_BYTES = INLINE_LIMIT_BYTES + 4096
 """A larger body is received in a payload slot. Without its JSON header, its content is then too large for a message."""
+
+_MESSAGE_OVERHEAD_BYTES = 4096  # for the envelope and the subject beside a body
 
 _REFERRED_FROM_BYTES = 1024
 """Content that was received in a slot is copied into the message if it is smaller than that."""
@@ -70,6 +73,23 @@ class PayloadStore:
             return None
         return self._arena.allocate(size_bytes)
 
+    def hold(
+        self, model: str, request: InferRequest, regions: RegionRegistry | None, body_slot: Slot | None
+    ) -> list[Freeable]:
+        """Places large tensors in payload slots and holds clients' regions. Returns what to free when the request ends."""
+        held: list[Freeable] = []
+        if request.regions:
+            if regions is None:
+                raise invalid("shared memory regions can't be used here")
+            held.append(regions.hold(model, request.regions))
+        if body_slot is not None or is_large(request):
+            try:
+                held += self.place(model, request.inputs, body_slot)
+            except Exception:
+                free_all(held)
+                raise
+        return held
+
     def place(self, model: str, tensors: Iterable[Tensor], body_slot: Slot | None) -> list[Slot]:
         """Replaces the content of large tensors by references; returns the slots that hold it, including `body_slot` if
         used.
@@ -97,6 +117,22 @@ class PayloadStore:
                 tensor.data = slot.ref()
                 slots.append(slot)
         return slots
+
+    def check_size(self, model: str, tensors: Iterable[Tensor], size_bytes: int, message_bytes: int) -> None:
+        """Raises WeirError for a body that no message takes: UNAVAILABLE where only shared memory is short for it now.
+
+        `size_bytes` are those of the body, after `place`; `message_bytes` is the limit of the broker.
+        """
+        limit_bytes = message_bytes - _MESSAGE_OVERHEAD_BYTES
+        if size_bytes <= limit_bytes:
+            return
+        if size_bytes - self.bytes_without_room(model, tensors) <= limit_bytes:
+            raise overloaded("the shared memory for large tensors is full; try again later")
+        is_reached = self.is_within_reach(model)
+        why = "" if is_reached else " on another host: larger tensors need --payload-listen in this process"
+        raise invalid(
+            f"the request of {size_bytes} bytes is larger than the {message_bytes} bytes that can be sent to a worker{why}"
+        )
 
     def bytes_without_room(self, model: str, tensors: Iterable[Tensor]) -> int:
         """The bytes of the tensors that `place` has left in the message because memory is short now.

@@ -13,6 +13,7 @@ from weir.calls.cache.response_cache import ResponseCache
 from weir.calls.catalog import ServedModel
 from weir.calls.dispatch import DispatchOptions, RequestDispatcher
 from weir.calls.in_flight import DirectExecutor, PendingRequest
+from weir.calls.payload_store import PayloadStore
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
@@ -40,6 +41,7 @@ class Bench:
     is_connected = True
     losses = 0
     max_payload_bytes = 1 << 20
+    hold, check_size = PayloadStore.hold, PayloadStore.check_size
 
     def __init__(self, cache: str = "", keeps_references: bool = False, direct: DirectExecutor | None = None) -> None:
         self.live_layout = LiveLayout()

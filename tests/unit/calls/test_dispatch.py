@@ -366,7 +366,7 @@ async def test_a_copy_holds_the_slots_of_its_request(
     counters.copies = ShadowCopies(counters, bench.inference.submit_copy)
     split = TrafficSplit("ordered", TrafficRule({1: 1.0}), [1, 2], counters, shadow=shadow)
     monkeypatch.setattr(bench.models["ordered"], "split", split)
-    monkeypatch.setattr(bench.inference, "_hold_slots", lambda *_: [slot])
+    monkeypatch.setattr(bench, "hold", lambda *_: [slot])
     live = bench.submit("1")
     for _ in range(3):
         await asyncio.sleep(0)
