@@ -32,8 +32,8 @@ weir.gateway.http.body:SLOT_AFTER_BYTES | part of a body that arrives before it 
 weir.http_server.body_reader:DIRECT_FROM_BYTES | rest of a body that the parser passes on in copies | received directly in its payload slot
 weir.gateway.http2.send_buffer:MAX_SENT_FRAME_BYTES | a frame sent over gRPC | several frames
 weir.http_server.connection_cap:MAX_CONNECTIONS | connections of clients to a gateway, over all its ports; at most three quarters of its open files, and of one address three quarters of that | an idle connection ends; without one the new connection is rejected: 503
-weir.http_server.connection:FIRST_REQUEST_S | a new HTTP connection without the beginning of a request | closed
-weir.http_server.connection:KEEP_ALIVE_S | an HTTP connection that is idle between two requests | closed
+weir.http_server.client_connection:FIRST_REQUEST_S | a new HTTP connection without the beginning of a request | closed
+weir.http_server.client_connection:KEEP_ALIVE_S | an HTTP connection that is idle between two requests | closed
 weir.gateway.http2.keepalive:HANDSHAKE_TIMEOUT_S | a new gRPC connection without the settings of its client | closed
 weir.http_server.connection:MAX_HEAD_BYTES | URL and headers of a request | 400, and the connection ends
 weir.gateway.grpc.stream_infer:MAX_STREAM_REQUESTS | requests without a response on a gRPC stream | the stream is not read further

@@ -14,7 +14,8 @@ from weir.durable.api.options import prefers_async
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.exchange import InferExchange
 from weir.http_server.asgi import HttpExchange
-from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.client_connection import ConnectionLimits
+from weir.http_server.connection import HttpConnection
 
 _INFER = re.compile(rb"/v2/models/([^/?#]+)(?:/versions/([0-9]+))?/infer(?:\?.*)?")
 MAX_CACHED_ROUTES = 4096

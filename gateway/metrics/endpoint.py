@@ -34,7 +34,8 @@ from weir.gateway.metrics.weir import (
     process_families,
     refusal_family,
 )
-from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.client_connection import ConnectionLimits
+from weir.http_server.connection import HttpConnection
 from weir.runtime.loop_lag import process_health
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.processes.usage import process_usage

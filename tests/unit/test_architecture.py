@@ -131,7 +131,7 @@ ROOMS = {
     "http_server": (
         "connection_cap connection_memory own_hosts read_turns routing stall_detection",
         "asgi",
-        "body_reader",
+        "body_reader client_connection",
         "connection",
         "listeners tls_listener",
     ),

@@ -29,7 +29,8 @@ from weir.console.api.app import make_app
 from weir.console.api.context import ConsoleContext
 from weir.console.collection.view import ClusterView
 from weir.console.settings import ConsoleSettings
-from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.client_connection import ConnectionLimits
+from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
 from weir.http_server.stall_detection import end_stalled_connections

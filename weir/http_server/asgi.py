@@ -16,6 +16,10 @@ from weir.schemas.kserve.response import error_body
 CONNECTION_KEY = "weir.connection"
 """Where the ASGI scope holds the `HttpConnection` that a request came by."""
 
+DISCARD_S = 5.0
+"""How long the rest of a rejected body is read and dropped, so that its client can read the response before the connection
+ends."""
+
 _PAUSE_BYTES = 64 * 1024
 """How much of a body waits for the application before no more is read from the client."""
 
@@ -72,6 +76,7 @@ class AsgiConnection(Protocol):
     max_body_bytes: int
     memory: ConnectionMemory
     transport: Any
+    writable: asyncio.Event
 
     def is_next(self, exchange: HttpExchange) -> bool:
         """Whether all requests before that of `exchange` are answered."""
@@ -82,9 +87,6 @@ class AsgiConnection(Protocol):
     def resume_reading(self) -> None:
         """Reads from the client again."""
 
-    async def wait_writable(self) -> None:
-        """Returns when the client has read enough of what it was sent, or has disconnected."""
-
     def reject(self, error: WeirError, lingers: bool = False) -> None:
         """Answers the latest request with `error`, and ends the connection."""
 
@@ -93,9 +95,6 @@ class AsgiConnection(Protocol):
 
     def write_and_close(self, error: WeirError) -> None:
         """Writes an error response and closes the connection."""
-
-    def close_after_discard(self) -> None:
-        """Closes the connection after a while, in which the rest of the body is dropped."""
 
     def on_response_complete(self) -> None:
         """The request whose turn it was is answered."""
@@ -201,7 +200,7 @@ class AsgiExchange:
         if not self._response_started:
             self._connection.write_error(error)
         if lingers:
-            self._connection.close_after_discard()
+            self._connection.loop.call_later(DISCARD_S, self._connection.transport.close)
         else:
             self._connection.transport.close()
 
@@ -243,7 +242,7 @@ class AsgiExchange:
 
     async def _send(self, message: Any) -> None:
         if self._connection.is_write_paused and not self._is_disconnected:
-            await self._connection.wait_writable()
+            await self._connection.writable.wait()
         if self._is_disconnected:
             return
         kind = message["type"]

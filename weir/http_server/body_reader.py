@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from weir.http_server.asgi import HttpExchange
-from weir.http_server.read_turns import TURN_BYTES
+from weir.http_server.read_turns import TURN_BYTES, ReadTurns
 
 DIRECT_FROM_BYTES = 32 * 1024
 """The smallest rest of a body, in bytes, that is received directly; exchanging the protocol costs some 10 us."""
@@ -23,8 +23,7 @@ _DROPPED_AT_ONCE_BYTES = 64 * 1024
 class BodyConnection(Protocol):
     """The connection that a `BodyReader` stands in for: `weir.http_server.connection.HttpConnection`."""
 
-    def count_read(self, size: int) -> None:
-        """`size` bytes were read: after `TURN_BYTES` others have their turn."""
+    turns: ReadTurns
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As `asyncio.BaseProtocol.connection_lost`."""
@@ -64,7 +63,7 @@ class BodyReader(asyncio.BufferedProtocol):
         self._left_bytes -= nbytes
         if not self._is_dropping:
             self._exchange.filled(nbytes)
-        self._connection.count_read(nbytes)
+        self._connection.turns.count(nbytes)
         if not self._left_bytes:
             self._on_complete()
 

@@ -1,28 +1,25 @@
 """`HttpConnection`: the server's side of one HTTP/1.1 connection, parsed by httptools.
 
 It bounds what a client can send before anything reads it (URL and headers, chunks, bytes in memory), keeps pipelined
-requests in their order, stops reading while responses wait for the client, and closes idle connections. What answers a
-request is an `HttpExchange`: here the ASGI application, in subclasses also faster ones.
+requests in their order, and stops reading while responses wait for the client. What answers a request is an
+`HttpExchange`: here the ASGI application, in subclasses also faster ones. `ClientConnection` closes the connection.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
 
-from weir.http_server.asgi import AsgiExchange, HttpExchange, raw_error_response
+from weir.http_server.asgi import AsgiExchange, HttpExchange
 from weir.http_server.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
-from weir.http_server.connection_cap import IDLE_S, ConnectionCap, principal_of
-from weir.http_server.connection_memory import ConnectionMemory, no_memory
-from weir.http_server.read_turns import ReadTurns
-from weir.http_server.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector, StalledRequestError
+from weir.http_server.client_connection import ClientConnection, ConnectionLimits
+from weir.http_server.connection_cap import IDLE_S
+from weir.http_server.connection_memory import no_memory
+from weir.http_server.stall_detection import StallDetector, StalledRequestError
 from weir.runtime.containment import report
-from weir.runtime.memory_ledger import MemoryLedger
-from weir.schemas.core.errors import WeirError, internal, invalid, overloaded
+from weir.schemas.core.errors import WeirError, internal, invalid
 from weir.schemas.core.names import routed_path
 
 MAX_HEADERS = 128
@@ -33,29 +30,11 @@ bytes may also come within a chunked body without a byte of it, in trailers and 
 MAX_CHUNKS = 65_536
 """Non-empty chunks of one request's body; Triton's limit. Each costs far more than the byte it may carry."""
 
-FIRST_REQUEST_S = 20.0
-"""How long a new connection may stay open without the beginning of a request."""
-
-KEEP_ALIVE_S = 75.0
-"""How long a connection may stay idle between two requests."""
-
-DISCARD_S = 5.0
-"""How long the rest of a rejected body is read and dropped, so that its client can read the response before the connection
-ends."""
-
 _EARLY_REJECTION_BYTES = 64 * 1024  # smaller bodies are rejected only when their bytes arrive
-_UNSENT = "unsent"
 
 
 class RequestHeadError(ValueError):
     """The URL or the headers of a request are not acceptable; its connection ends with a 400."""
-
-
-class HeadTooLarge(RequestHeadError):
-    """The URL and headers of a request exceed `MAX_HEAD_BYTES` or `MAX_HEADERS`."""
-
-    def __init__(self) -> None:
-        super().__init__(f"URL and headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers")
 
 
 class _RejectedRequest:
@@ -72,58 +51,22 @@ class _RejectedRequest:
         """Answers with the error and closes the connection."""
         self._connection.write_and_close(self._error)
 
-    def receive(self, data: bytes) -> None:
-        """Drops `data`."""
+    def receive(self, *_: object, **_named: object) -> None:
+        """Does nothing: the body is dropped, and no work is under way that could be rejected or cancelled."""
 
-    def body_space(self) -> memoryview | None:
-        """None: the body is dropped."""
-        return None
-
-    def filled(self, size: int) -> None:
-        """Never called."""
-
-    def complete(self) -> None:
-        """Does nothing: the request is rejected in any case."""
-
-    def reject(self, error: WeirError, lingers: bool = False) -> None:
-        """Does nothing: the request is rejected already."""
-
-    def disconnect(self) -> None:
-        """Does nothing: no work is under way for the request."""
+    body_space = filled = complete = reject = disconnect = receive
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """The limits of one kind of connections.
-
-    What clients send, and have not read yet, is charged to `ledger`; payload slots in which bodies arrive to
-    `arriving_slots`; the connections themselves count in `cap`. The body of a request has at most `max_body_bytes`. After
-    `shutdown` an idle connection stays open for `linger_s`.
-    """
-
-    ledger: MemoryLedger
-    arriving_slots: MemoryLedger
-    cap: ConnectionCap
-    max_body_bytes: int
-    linger_s: float = 0.0
-
-
-class HttpConnection(asyncio.Protocol):
+class HttpConnection(ClientConnection):
     """One connection, in `connections` while it is open. `app` is the ASGI application."""
 
-    transport: Any
-    memory: ConnectionMemory
-
     def __init__(self, app: Any, limits: ConnectionLimits, connections: set[HttpConnection]) -> None:
+        super().__init__(limits, connections)
         self.app = app
-        self.loop = asyncio.get_running_loop()
         self.max_body_bytes = limits.max_body_bytes
         self.parser: Any = self._new_parser()
-        self._connections = connections
-        self._limits = limits
         self._unanswered: deque[HttpExchange] = deque()  # oldest first; only the first one is started
         self._latest: HttpExchange | None = None  # of the request that was parsed last: body bytes belong to it
-        self._is_rejecting = False  # the connection is closing, and what follows can't be framed
         self._is_stopping = False
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
@@ -141,15 +84,7 @@ class HttpConnection(asyncio.Protocol):
         self._passed_over_bytes = 0
         self._arrival = StallDetector()
         self._arriving: HttpExchange | None = None  # the request whose body `_arrival` watches
-        self._reading = StallDetector()
-        self._is_read_paused = False
-        self.is_write_paused = False
         self._is_held = False  # until the client has read what it was sent
-        self._writable = asyncio.Event()
-        self._writable.set()
-        self._unsent_bytes = 0
-        self._idle_since_s = 0.0
-        self._idle_timer: asyncio.TimerHandle | None = None
 
     def _new_parser(self) -> Any:
         parser = httptools.HttpRequestParser(self)
@@ -170,19 +105,19 @@ class HttpConnection(asyncio.Protocol):
             self.raw_headers = []
 
     def on_url(self, url: bytes) -> None:
-        """Appends a piece of the URL. Raises HeadTooLarge."""
+        """Appends a piece of the URL. Raises RequestHeadError."""
         self._head_bytes += len(url)
         if self._head_bytes > MAX_HEAD_BYTES:
-            raise HeadTooLarge
+            raise _head_too_large()
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Appends a header; drops a trailer. Raises HeadTooLarge."""
+        """Appends a header; drops a trailer. Raises RequestHeadError."""
         if not self._is_in_head:
             return
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES or len(self.headers) >= MAX_HEADERS:
-            raise HeadTooLarge
+            raise _head_too_large()
         lower_name = name.lower()
         self.headers.append((lower_name, value))
         if lower_name == b"prefer":
@@ -201,6 +136,7 @@ class HttpConnection(asyncio.Protocol):
         parser = self.parser
         keep_alive = not self._is_stopping and parser.get_http_version() != "1.0" and parser.should_keep_alive()
         exchange = self._latest = self.make_exchange(keep_alive)
+        self.has_served = True
         self._unanswered.append(exchange)
         if self._is_held or len(self._unanswered) > 1:
             self.pause_reading()
@@ -289,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
         """Parses `data`. A request that can't be parsed is answered with 400, and ends this connection alone."""
         if self._is_rejecting:
             return
-        self._turns.count(len(data))
+        self.turns.count(len(data))
         self._has_read_body = False
         try:
             try:
@@ -313,10 +249,6 @@ class HttpConnection(asyncio.Protocol):
                     self._release_head()
                 if self._latest is not None and self._latest.more_body:
                     self._read_body_directly(self._latest)
-
-    def count_read(self, size: int) -> None:
-        """Counts `size` bytes that were read, so that other connections have their turn."""
-        self._turns.count(size)
 
     def _feed(self, rest: memoryview) -> None:
         """Passes what follows a request to switch protocols to the parser. Raises HttpParserError.
@@ -358,7 +290,7 @@ class HttpConnection(asyncio.Protocol):
             self._arrived_head_bytes = max(1, self._head_bytes)
             self._arrival.reset()
         if self._arrived_head_bytes > MAX_HEAD_BYTES:
-            self._reject_framing(_malformed(str(HeadTooLarge())))
+            self._reject_framing(_malformed(str(_head_too_large())))
         elif not self._charge_arrived():
             self._is_rejecting = True
             self.write_and_close(no_memory())
@@ -396,41 +328,9 @@ class HttpConnection(asyncio.Protocol):
             self._unanswered.append(_RejectedRequest(self, error))
         self._is_rejecting = True
 
-    def write_and_close(self, error: WeirError) -> None:
-        """Writes the response to a request that could not be read, and closes the connection."""
-        if self.transport.is_closing():
-            return
-        self.write_error(error)
-        self.transport.close()
-
-    def write_error(self, error: WeirError) -> None:
-        """Writes an error response that announces the end of the connection."""
-        head, body = raw_error_response(error)
-        self.transport.write(b"%bContent-Length: %d\r\nConnection: close\r\n\r\n%b" % (head, len(body), body))
-
-    def close_after_discard(self) -> None:
-        """Closes the connection after `DISCARD_S`."""
-        self.loop.call_later(DISCARD_S, self.transport.close)
-
     def is_next(self, exchange: HttpExchange) -> bool:
         """Whether all requests before that of `exchange` are answered."""
         return bool(self._unanswered) and self._unanswered[0] is exchange
-
-    def pause_reading(self) -> None:
-        """Reads nothing more from the client until `resume_reading`."""
-        if not self._is_read_paused:
-            self._is_read_paused = True
-            self.transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Reads from the client again."""
-        if self._is_read_paused:
-            self._is_read_paused = False
-            self.transport.resume_reading()
-
-    async def wait_writable(self) -> None:
-        """Returns when the client has read enough of what it was sent, or has disconnected."""
-        await self._writable.wait()
 
     def on_response_complete(self) -> None:
         """The first of the unanswered requests is answered: starts the next one once the client reads its responses."""
@@ -462,25 +362,6 @@ class HttpConnection(asyncio.Protocol):
 
     # Connection events
 
-    def connection_made(self, transport: Any) -> None:
-        """Opens the accounts of the connection in the memory ledgers. Rejects it where there is no room for it."""
-        self.transport = transport
-        self._turns = ReadTurns(transport, lambda: self._is_read_paused)
-        self._connections.add(self)
-        peer = transport.get_extra_info("peername")
-        principal = principal_of(peer[0] if peer else None)
-        self.memory = ConnectionMemory(self._limits.ledger, self._limits.arriving_slots, principal)
-        self._idle_since_s = self.loop.time()
-        self._idle_timer = self.loop.call_later(FIRST_REQUEST_S, self._check_idle)
-        if not self._limits.cap.admit(self, principal):
-            self._is_rejecting = True
-            self.write_and_close(overloaded("the server has too many connections; try again later"))
-
-    @property
-    def has_served(self) -> bool:
-        """Implements `CappedConnection.has_served`."""
-        return self._latest is not None
-
     def idle_s(self) -> float:
         """Implements `CappedConnection.idle_s`. The head of the first request may take `IDLE_S`."""
         idle_s = self.loop.time() - self._idle_since_s
@@ -489,48 +370,23 @@ class HttpConnection(asyncio.Protocol):
         is_busy = self._unanswered or self._is_in_head or self.is_write_paused or self._latest.more_body
         return 0.0 if is_busy else idle_s
 
-    def make_room(self) -> None:
-        """Implements `CappedConnection.make_room`."""
-        self._is_rejecting = True
-        self.transport.close()
+    def is_within_request(self) -> bool:
+        """Whether the head of a request is arriving, or one is not answered yet."""
+        return bool(self._unanswered) or self._is_in_head
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def end_requests(self) -> None:
         """Cancels the requests of this connection that have no response yet."""
-        self._connections.discard(self)
-        self._limits.cap.remove(self)
-        if self._idle_timer is not None:
-            self._idle_timer.cancel()
         for exchange in self._unanswered:
             exchange.disconnect()
         self._unanswered.clear()
-        self._writable.set()
-        self.memory.close()
-        self._turns.close()
         self.parser = None  # it refers to this connection
 
-    def pause_writing(self) -> None:
-        """The client does not read as fast as it is sent responses: charges what waits for it."""
-        self.is_write_paused = True
-        self._writable.clear()
-        unsent_bytes = self.transport.get_write_buffer_size()
-        if self.memory.account.charge(_UNSENT, unsent_bytes):
-            self._unsent_bytes += unsent_bytes
-        else:
-            self.transport.abort()
-
     def resume_writing(self) -> None:
-        """The client has read enough of what it was sent."""
-        self.is_write_paused = False
-        self._writable.set()
-        self.memory.account.release(_UNSENT, self._unsent_bytes)
-        self._unsent_bytes = 0
+        """The client has read enough of what it was sent: goes on with its requests."""
+        super().resume_writing()
         if self._is_held:
             self._is_held = False
             self._continue()
-
-    def abort(self) -> None:
-        """Ends the connection at once, for its client doesn't read what it is sent."""
-        self.transport.abort()
 
     def shutdown(self) -> None:
         """The server stops: the next response ends the connection, which is closed if it stays idle for `linger_s`."""
@@ -546,31 +402,8 @@ class HttpConnection(asyncio.Protocol):
         if self._latest is None or self._latest.response_complete:
             self.transport.close()
 
-    def _check_idle(self) -> None:
-        """Closes the connection if it has been idle for too long, or checks again when it may have been.
-
-        The head of a request has its own time to arrive: see `check_progress`.
-        """
-        if self.transport.is_closing():
-            return
-        limit_s = KEEP_ALIVE_S if self.has_served else FIRST_REQUEST_S
-        idle_s = 0.0 if self._unanswered or self._is_in_head else self.loop.time() - self._idle_since_s
-        if idle_s < limit_s:
-            self._idle_timer = self.loop.call_later(limit_s - idle_s, self._check_idle)
-            return
-        if not self.has_served:
-            self._limits.cap.count_silent()
-        self.transport.close()
-
-    def check_progress(self, now_s: float) -> None:
-        """Ends the connection if its client has stopped sending a request, or reading a response."""
-        if self.transport.is_closing() or self.is_write_paused:
-            unsent_bytes = self.transport.get_write_buffer_size()
-            period_s = STALL_PERIOD_S if self._limits.ledger.is_short else UNREAD_PERIOD_S
-            if unsent_bytes and self._reading.is_stalled(now_s, -unsent_bytes, period_s):
-                self.transport.abort()
-            return
-        self._reading.reset()
+    def check_arrival(self, now_s: float) -> None:
+        """Ends the connection if its client has stopped sending a request."""
         latest = self._latest
         if self._is_read_paused or self._is_rejecting:
             self._arrival.reset()
@@ -586,6 +419,10 @@ class HttpConnection(asyncio.Protocol):
                 self.reject(StalledRequestError())
         else:
             self._arrival.reset()
+
+
+def _head_too_large() -> RequestHeadError:
+    return RequestHeadError(f"URL and headers exceed {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers")
 
 
 def _malformed(reason: str) -> WeirError:

@@ -31,7 +31,8 @@ from weir.calls.inference.documents import Document
 from weir.gateway.access import OPEN
 from weir.gateway.http.events import EventCall, EventResponse
 from weir.gateway.http.routing import post, weir_error_response
-from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.client_connection import ConnectionLimits
+from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
 from weir.runtime.memory_ledger import MemoryLedger

@@ -12,9 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.support.waiting import eventually
-from weir.http_server import connection
+from weir.http_server import client_connection, connection
 from weir.http_server.asgi import HttpExchange
-from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.client_connection import ConnectionLimits
+from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
 from weir.runtime.memory_ledger import MemoryLedger
@@ -367,7 +368,7 @@ def test_a_body_without_room_in_memory_is_answered_with_503_and_its_charge_relea
 
 def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FIRST_REQUEST_S", "KEEP_ALIVE_S"):
-        monkeypatch.setattr(connection, name, 0.05)
+        monkeypatch.setattr(client_connection, name, 0.05)
 
     async def scenario(connect: Connect, _listeners: HttpListeners) -> None:
         reader, writer = await connect()
@@ -381,7 +382,7 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n"])
 def test_a_connection_that_never_sends_a_request_is_closed(monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(connection, "FIRST_REQUEST_S", 0.05)
+    monkeypatch.setattr(client_connection, "FIRST_REQUEST_S", 0.05)
     cap = ConnectionCap(100)
 
     async def scenario(connect: Connect, _listeners: HttpListeners) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from weir.http_server.connection import ConnectionLimits, HttpConnection
+from weir.http_server.client_connection import ConnectionLimits
+from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
 from weir.runtime.memory_ledger import MemoryLedger
