@@ -90,6 +90,7 @@ class Connection:
         self._is_draining = False
         self._is_refusing = False
         self._unread: Iterator[frames.Frame] = iter(())
+        self._work_left = TURN_WORK  # until others have a turn; of several reads in one
         self.is_behind = False
         """Whether frames of what was received are left for `proceed`."""
         self.buffered_bytes = 0
@@ -113,7 +114,7 @@ class Connection:
         if self.is_closed:
             return
         self.is_behind = False
-        work_left = TURN_WORK + self._headers.work
+        work_left = self._work_left
         try:
             for kind, flags, stream_id, payload in self._unread:
                 self._on_frame(kind, flags, stream_id, payload)
@@ -122,12 +123,15 @@ class Connection:
                 work_left -= 1
                 if work_left <= self._headers.work:
                     self.is_behind = True
+                    work_left = TURN_WORK + self._headers.work
                     return
         except Http2ConnectionError as error:
             self.close(error.code, error.reason)
         except Exception as error:  # noqa: BLE001 - reported; what follows can't be framed, or decoded, any more
             report("weir.gateway.http2.connection: reading a frame", error)
             self.close(Http2ErrorCode.INTERNAL_ERROR, "internal server error")
+        finally:
+            self._work_left = work_left
 
     def ping(self, payload: bytes) -> None:
         """Sends a PING; `payload` has eight bytes."""

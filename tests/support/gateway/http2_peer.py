@@ -152,10 +152,14 @@ class Peer:
 
     def send(self, *sent: bytes) -> list[tuple[int, int, int, bytes]]:
         """Sends bytes, and gives the connection all the turns it needs; returns the frames that come back."""
+        self.give(*sent)
+        return self.take()
+
+    def give(self, *sent: bytes) -> None:
+        """As `send`, but leaves the frames that come back to a later call."""
         self.connection.receive(b"".join(sent))
         while self.connection.is_behind:
             self.connection.proceed()
-        return self.take()
 
     def goaway_code(self) -> int | None:
         """The error that the connection was closed with."""

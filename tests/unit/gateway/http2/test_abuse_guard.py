@@ -58,7 +58,7 @@ def test_rapid_resets_end_the_connection() -> None:
     peer = Peer()
     for stream_id in range(1, 2 * RESETS_AT_ONCE + 3, 2):
         assert not peer.connection.is_closed
-        peer.connection.receive(headers(stream_id) + frame(FrameType.RST_STREAM, 0, stream_id, uint32(8)))
+        peer.give(headers(stream_id) + frame(FrameType.RST_STREAM, 0, stream_id, uint32(8)))
     assert peer.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
@@ -66,7 +66,7 @@ def test_making_the_server_reset_its_streams_is_no_way_around() -> None:
     peer = Peer()
     for stream_id in range(1, 2 * RESETS_AT_ONCE + 3, 2):
         assert not peer.connection.is_closed
-        peer.connection.receive(headers(stream_id, REQUEST[:2]))
+        peer.give(headers(stream_id, REQUEST[:2]))
     assert peer.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
@@ -74,7 +74,7 @@ def test_callers_may_give_up_now_and_then() -> None:
     peer = Peer()
     for stream_id in range(1, 8 * RESETS_AT_ONCE, 2):
         peer.now_s += 1 / RESETS_PER_S
-        peer.connection.receive(headers(stream_id) + frame(FrameType.RST_STREAM, 0, stream_id, uint32(8)))
+        peer.give(headers(stream_id) + frame(FrameType.RST_STREAM, 0, stream_id, uint32(8)))
     assert not peer.connection.is_closed
 
 
@@ -88,7 +88,7 @@ def test_pings_more_often_than_allowed_end_the_connection() -> None:
         peer.send(PING)
         peer.now_s += 9
     assert not peer.connection.is_closed
-    peer.connection.receive(PING)
+    peer.give(PING)
     assert peer.goaway_code() == Http2ErrorCode.ENHANCE_YOUR_CALM
 
 
@@ -106,7 +106,7 @@ def test_without_calls_pings_are_allowed_less_often() -> None:
         peer.send(PING)
         peer.now_s += 3600
     assert not peer.connection.is_closed
-    peer.connection.receive(PING)
+    peer.give(PING)
     assert peer.connection.is_closed
 
 

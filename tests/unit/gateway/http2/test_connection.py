@@ -304,6 +304,20 @@ def test_a_turn_ends_by_work(fields: int) -> None:
     assert [exchange.stream.id for exchange in peer.application.exchanges] == [2 * n + 1 for n in range(sum(turns))]
 
 
+@pytest.mark.parametrize("reads", [2, 3, 7])
+def test_several_reads_in_a_turn_share_its_work(reads: int) -> None:
+    """The event loop may read a connection several times before it turns to another one."""
+    peer, fields = Peer(), 7
+    count = TURN_WORK // (fields + 1) + 2 * reads
+    sent = [indexed(2 * number + 1, fields) for number in range(count)]
+    for number in range(reads):
+        peer.connection.receive(b"".join(sent[number * count // reads : (number + 1) * count // reads]))
+    assert peer.connection.is_behind
+    assert len(peer.application.exchanges) <= TURN_WORK // (fields + 1) + 1
+    peer.connection.proceed()
+    assert len(peer.application.exchanges) == count
+
+
 def test_a_turn_ends_by_the_length_of_blocks() -> None:
     """A block may be one value in Huffman's code, which takes long to decode."""
     peer = Peer()

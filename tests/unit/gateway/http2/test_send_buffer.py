@@ -72,7 +72,7 @@ def test_a_peer_that_ignores_this_loses_its_connection() -> None:
     peer.send(headers(1), headers(3))
     assert peer.connection.streams[1].send(ANSWER, [CHUNK + b"."])
     for _ in range(CONNECTION_WINDOW_BYTES // len(CHUNK) + 1):
-        peer.connection.receive(data(3, CHUNK))
+        peer.give(data(3, CHUNK))
     assert peer.goaway_code() == Http2ErrorCode.FLOW_CONTROL_ERROR
 
 
