@@ -1,6 +1,6 @@
 """`Queue`: the requests of one lane that wait for a model version, and those of them that its next batch is formed of.
 
-Only the queue knows of cancelled requests: whoever takes requests from it never meets one.
+The queue alone handles cancelled requests: it never returns one as a request to run.
 """
 
 from __future__ import annotations

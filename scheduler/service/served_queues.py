@@ -375,7 +375,7 @@ class ServedQueues:
         self.mark_dirty(owned)
 
     def finish(self, ended: Ended) -> None:
-        """Answers requests that have failed, and tells the frames of all that have ended."""
+        """Sends errors for requests that have failed, and counts all that have ended off their frames."""
         completed, failures = ended
         for frame, requests in by_frame(completed):
             frame.requests_ended(requests)
@@ -436,7 +436,7 @@ class ServedQueues:
         owned.batches_lost(len(batch_ids), "its batch was lost on the way")
         self.mark_dirty(owned)
 
-    # Exceptions that nobody foresees
+    # Unexpected exceptions
 
     @_contained_in_queue
     def _in_queue(self, owned: OwnedQueue, act: Callable[..., _Result], *arguments: Any) -> _Result | None:

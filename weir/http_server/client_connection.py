@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ class ConnectionLimits:
     linger_s: float = 0.0
 
 
-class ClientConnection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol, ABC):
     """One connection, in `connections` while it is open. A subclass reads the requests on it."""
 
     transport: Any
@@ -62,21 +63,21 @@ class ClientConnection(asyncio.Protocol):
         self._idle_since_s = 0.0
         self._idle_timer: asyncio.TimerHandle | None = None
 
+    @abstractmethod
     def idle_s(self) -> float:
         """Implements `CappedConnection.idle_s`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_within_request(self) -> bool:
         """Whether a request is arriving or not answered yet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_arrival(self, now_s: float) -> None:
         """Ends the connection if its client has stopped sending a request; `now_s` is monotonic."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end_requests(self) -> None:
         """The connection is lost, and with it its requests."""
-        raise NotImplementedError
 
     def connection_made(self, transport: Any) -> None:
         """Opens the accounts of the connection in the memory ledgers. Rejects it where there is no room for it."""
@@ -98,7 +99,7 @@ class ClientConnection(asyncio.Protocol):
         self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends the requests of the connection, and gives back what it holds."""
+        """Ends the requests of the connection, and releases what it holds."""
         self._connections.discard(self)
         self._limits.cap.remove(self)
         if self._idle_timer is not None:
@@ -109,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
         self.turns.close()
 
     def abort(self) -> None:
-        """Ends the connection at once, for its client doesn't read what it is sent."""
+        """Ends the connection at once, because its client does not read what it is sent."""
         self.transport.abort()
 
     def write_and_close(self, error: WeirError) -> None:
@@ -156,7 +157,7 @@ class ClientConnection(asyncio.Protocol):
     def _check_idle(self) -> None:
         """Closes the connection if it has been idle for too long, or checks again when it may have been.
 
-        The head of a request has its own time to arrive: see `check_progress`.
+        The head of a request has its own time to arrive (`check_arrival`).
         """
         if self.transport.is_closing():
             return
