@@ -32,6 +32,7 @@ LAYERS = {
     "cluster": 4,
     "perf": 5,
     "calls": 3,
+    "access": 2,
     "bus": 2,
     "http_server": 2,
     "repository": 2,
@@ -134,6 +135,10 @@ ROOMS = {
         "body_reader client_connection",
         "connection",
         "listeners tls_listener",
+    ),
+    "access": (
+        "principal",
+        "keys policy",
     ),
     "repository": (
         "dependencies problems",

@@ -1,0 +1,85 @@
+"""`Decisions`: whether a principal may do something, by a policy. Every door asks here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import translate
+from typing import NamedTuple
+
+from weir.access.policy.actions import Action
+from weir.access.policy.document import ANONYMOUS, ANY, AccessPolicy, Rule
+from weir.access.principal import Principal
+
+MAX_REMEMBERED = 10_000
+"""Decisions that are remembered; after that all are made anew, so that names which clients make up take no memory."""
+
+
+class Decision(NamedTuple):
+    """Whether something is allowed, and why: the rule that allows it, or what is missing."""
+
+    is_allowed: bool
+    why: str
+
+
+class _Granted(NamedTuple):
+    """What one rule of a role allows. `models` is None for every model, `versions` for every version."""
+
+    models: re.Pattern[str] | None
+    versions: frozenset[int] | None
+    why: str
+
+
+class Decisions:
+    """The decisions of one policy. They depend on nothing else, so they are remembered."""
+
+    def __init__(self, policy: AccessPolicy) -> None:
+        self._granted: dict[str, dict[Action, list[_Granted]]] = {}
+        for name, role in policy.roles.items():
+            actions: dict[Action, list[_Granted]] = {}
+            for number, rule in enumerate(role.rules, 1):
+                for action in rule.actions:
+                    actions.setdefault(action, []).append(_granted(name, number, rule))
+            self._granted[name] = actions
+        self._remembered: dict[tuple[frozenset[str], Action, str, int], Decision] = {}
+
+    def decide(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> Decision:
+        """Whether `principal` may do this to `model`: "" for what concerns every model, or the server.
+
+        `version` is the one that serves the request, 0 for all of them: then a rule for some versions is not enough.
+        """
+        key = principal.roles, action, model, version
+        decision = self._remembered.get(key)
+        if decision is None:
+            if len(self._remembered) >= MAX_REMEMBERED:
+                self._remembered.clear()
+            decision = self._remembered[key] = self._made(*key)
+        return decision
+
+    def _made(self, roles: frozenset[str], action: Action, model: str, version: int) -> Decision:
+        # What nobody needs to prove anything for, a principal may do as well.
+        for role in (*sorted(roles - {ANONYMOUS}), ANONYMOUS):
+            for granted in self._granted.get(role, {}).get(action, ()):
+                if _covers(granted, action, model, version):
+                    return Decision(True, granted.why)
+        return Decision(False, _refusal(roles, action, model, version))
+
+
+def _granted(role: str, number: int, rule: Rule) -> _Granted:
+    models = None if rule.models == ANY else re.compile(translate(rule.models), re.DOTALL)
+    versions = None if rule.versions is None else frozenset(rule.versions)
+    return _Granted(models, versions, f"rule {number} of role '{role}'")
+
+
+def _covers(granted: _Granted, action: Action, model: str, version: int) -> bool:
+    if not action.is_of_model or not model:
+        return granted.models is None and granted.versions is None
+    if granted.models is not None and not granted.models.match(model):
+        return False
+    return granted.versions is None or version in granted.versions
+
+
+def _refusal(roles: frozenset[str], action: Action, model: str, version: int) -> str:
+    who = f"the role{'s' if len(roles) > 1 else ''} {', '.join(sorted(roles))}" if roles else "a request without a key"
+    what = f" on model '{model}'" if model and action.is_of_model else ""
+    which = f" version {version}" if what and version else ""
+    return f"no rule allows {who} '{action.value}'{what}{which}"
