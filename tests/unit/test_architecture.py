@@ -138,7 +138,7 @@ ROOMS = {
     ),
     "access": (
         "principal",
-        "keys policy",
+        "keys policy tokens",
     ),
     "repository": (
         "dependencies problems",
