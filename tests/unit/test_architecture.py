@@ -32,11 +32,11 @@ LAYERS = {
     "cluster": 4,
     "perf": 5,
     "calls": 3,
-    "access": 2,
     "bus": 2,
     "http_server": 2,
     "repository": 2,
     "telemetry": 2,
+    "access": 1,
     "runtime": 1,
     "schemas": 0,
 }

@@ -18,6 +18,7 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
+    "access": Extra(("jwt", "cryptography", "yaml"), "--access-policy and --tls-self-signed"),
     "cloud": Extra(("obstore",), "models from S3, Google Cloud Storage and Azure Blob Storage"),
     "nkeys": Extra(("nkeys",), "--nats-nkey and --nats-credentials"),
     "parquet": Extra(("pyarrow",), "Parquet files of batch jobs"),
