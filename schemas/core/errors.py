@@ -1,8 +1,8 @@
 """`WeirError`, the error of requests and loads, and the mapping of its codes to HTTP and gRPC.
 
 Source: Triton's eight error codes and their mapping (TRITONSERVER_Error_Code in Triton's C API; its HTTP and gRPC
-frontends). RFC 9110 for the meaning of the HTTP statuses, RFC 6585 for 429. The ninth code is Weir's own: it is used
-only by features that Triton lacks (queues on disk).
+frontends). RFC 9110 for the meaning of the HTTP statuses, RFC 6585 for 429. The last three codes are Weir's own: they are
+used only by features that Triton lacks (queues on disk, an access policy).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_BACKOFF_US = 1_000_000
 
 
 class ErrorCode(Enum):
-    """Triton's error codes and one more. The value is the number of the gRPC status.
+    """Triton's error codes and three more. The value is the number of the gRPC status.
 
     `number` is the code's number on the bus, `retryable` whether the same request may succeed later.
     """
@@ -35,6 +35,8 @@ class ErrorCode(Enum):
     ALREADY_EXISTS = (6, 7, 400, False)
     CANCELLED = (1, 8, 400, False)
     RESOURCE_EXHAUSTED = (8, 9, 429, True)
+    UNAUTHENTICATED = (16, 10, 401, False)
+    PERMISSION_DENIED = (7, 11, 403, False)
 
     grpc_status: int
     number: int

@@ -138,7 +138,9 @@ ROOMS = {
     ),
     "access": (
         "principal",
-        "keys policy tokens",
+        "keys policy",
+        "gate",
+        "tokens",
     ),
     "repository": (
         "dependencies problems",

@@ -20,6 +20,9 @@ from weir.runtime.extras import EXTRAS, is_installed, missing_extra
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 NEEDS_AN_EXTRA = {
+    "weir.access.policy.document": "yaml",
+    "weir.access.tokens.signing_keys": "jwt",
+    "weir.access.tokens.verifier": "jwt",
     "weir.commands.top.app": "textual",
     "weir.telemetry.tracing.span_export": "opentelemetry",
 }

@@ -7,7 +7,7 @@ from fnmatch import translate
 from typing import NamedTuple
 
 from weir.access.policy.actions import Action
-from weir.access.policy.document import ANONYMOUS, ANY, AccessPolicy, Rule
+from weir.access.policy.rules import ANONYMOUS, ANY, AccessPolicy, Rule
 from weir.access.principal import Principal
 
 MAX_REMEMBERED = 10_000
@@ -40,6 +40,7 @@ class Decisions:
                 for action in rule.actions:
                     actions.setdefault(action, []).append(_granted(name, number, rule))
             self._granted[name] = actions
+        self._acting = frozenset(name for name, role in policy.roles.items() if role.acts_for_tenants)
         self._remembered: dict[tuple[frozenset[str], Action, str, int], Decision] = {}
 
     def decide(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> Decision:
@@ -55,6 +56,20 @@ class Decisions:
             decision = self._remembered[key] = self._made(*key)
         return decision
 
+    def knows(self, principal: Principal, model: str) -> bool:
+        """Whether `principal` may do anything with any version of `model`: else the model does not exist for it."""
+        return any(
+            granted.models is None or granted.models.match(model)
+            for role in (*principal.roles, ANONYMOUS)
+            for action, rules in self._granted.get(role, {}).items()
+            if action.is_of_model and action is not Action.HEALTH
+            for granted in rules
+        )
+
+    def may_act_for_tenants(self, principal: Principal) -> bool:
+        """Whether a role of `principal` lets its requests name a tenant."""
+        return not self._acting.isdisjoint(principal.roles)
+
     def _made(self, roles: frozenset[str], action: Action, model: str, version: int) -> Decision:
         # What nobody needs to prove anything for, a principal may do as well.
         for role in (*sorted(roles - {ANONYMOUS}), ANONYMOUS):
@@ -65,7 +80,7 @@ class Decisions:
 
 
 def _granted(role: str, number: int, rule: Rule) -> _Granted:
-    models = None if rule.models == ANY else re.compile(translate(rule.models), re.DOTALL)
+    models = None if rule.model == ANY else re.compile(translate(rule.model), re.DOTALL)
     versions = None if rule.versions is None else frozenset(rule.versions)
     return _Granted(models, versions, f"rule {number} of role '{role}'")
 

@@ -1,4 +1,4 @@
-"""`AccessPolicy`: the roles of a policy and their rules, as a YAML file states them.
+"""`parse_policy` reads an `AccessPolicy` from YAML, and names the line and the column of what is wrong.
 
 ```yaml
 roles:
@@ -7,37 +7,34 @@ roles:
       - actions: [health]
   caller:
     rules:
-      - models: "resnet*"
+      - model: "resnet*"
         versions: [1, 2]
         actions: [infer, metadata, statistics]
   operator:
     rules:
       - actions: ["*"]
+tokens:
+  - issuer: https://login.example.org
+    audience: weir
+    keys: https://login.example.org/keys.json
+certificates:
+  - subject: CN=camera-7,O=Acme
+    principal: camera-7
+    roles: [caller]
 ```
-
-`parse_policy` names the line and the column of what is wrong.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ValidationError
 
-from weir.access.policy.actions import ALL_ACTIONS, Action
-
-ANONYMOUS = "anonymous"
-"""The role of whoever shows nothing."""
-
-ANY = "*"
-"""Every model, version or action."""
+from weir.access.policy.rules import AccessPolicy
 
 MAX_POLICY_BYTES = 1 << 20
 """The size of a policy that is read."""
-
-MAX_RULES = 1000
-"""Rules of one role: a decision that is not remembered reads them all."""
 
 MAX_DEPTH = 32
 """Levels of a document, of which a policy has five."""
@@ -45,46 +42,6 @@ MAX_DEPTH = 32
 
 class PolicyError(ValueError):
     """A policy that can't be used, with the line and column of what is wrong with it."""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Rule(_Strict):
-    """Allows `actions` on the models whose names match `models`, and on these `versions` of them.
-
-    `models` is a pattern with `*`, `?` and `[…]`. What concerns the whole server is allowed only by a rule for every model.
-    """
-
-    models: Annotated[str, Field(min_length=1, max_length=256)] = ANY
-    versions: tuple[Annotated[int, Field(ge=1)], ...] | None = None
-    actions: frozenset[Action]
-
-    @field_validator("actions", mode="before")
-    @classmethod
-    def _known_actions(cls, value: Any) -> Any:
-        if not isinstance(value, list) or not value:
-            raise ValueError(f"expected a list of actions, as [infer, metadata], or ['{ANY}'] for all")
-        if ANY in value:
-            return ALL_ACTIONS
-        known = {action.value: action for action in Action}
-        for word in value:
-            if word not in known:
-                raise ValueError(f"unknown action {word!r}; expected '{ANY}' or one of {', '.join(known)}")
-        return frozenset(known[word] for word in value)
-
-
-class Role(_Strict):
-    """What principals of this role may do."""
-
-    rules: Annotated[tuple[Rule, ...], Field(max_length=MAX_RULES)] = ()
-
-
-class AccessPolicy(_Strict):
-    """The roles by name. A principal may do what any of its roles allows; nothing else."""
-
-    roles: dict[str, Role] = {}
 
 
 def parse_policy(text: str) -> AccessPolicy:

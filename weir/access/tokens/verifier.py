@@ -6,19 +6,17 @@ of its own, have no effect; `crit` is refused, since nothing critical is underst
 
 from __future__ import annotations
 
-from hashlib import sha256
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jwt
 
+from weir.access.gate import Pass
 from weir.access.principal import Principal, Proof
 from weir.access.tokens.signing_keys import ALGORITHMS, SigningKeys
 
 MAX_TOKEN_CHARACTERS = 8192
 """A longer token is refused before it is decoded."""
-
-MAX_REMEMBERED = 10_000
-"""Tokens whose check is remembered until they expire."""
 
 MAX_NAME_CHARACTERS = 256
 MAX_ROLES = 64
@@ -31,7 +29,7 @@ _TIMES_ARE_CHECKED_HERE = {
 }
 
 
-class TokenRefused(Exception):
+class TokenRefused(ValueError):
     """A token that lets nobody in. The text says why without quoting it."""
 
 
@@ -49,42 +47,28 @@ class Trust(NamedTuple):
     leeway_s: float = 30.0
 
 
-class _Checked(NamedTuple):
-    principal: Principal
-    not_before_s: float
-    expires_s: float
-
-
 class TokenVerifier:
-    """Checks the tokens of one issuer. `use` sets its keys, after which remembered tokens are checked again."""
+    """Checks the tokens of one issuer."""
 
     def __init__(self, trust: Trust) -> None:
         self.trust = trust
         self._keys = SigningKeys([])
-        self._remembered: dict[bytes, _Checked] = {}
 
     def use(self, keys: SigningKeys) -> None:
         """Verifies with these keys from now on."""
         self._keys = keys
-        self._remembered.clear()
 
-    def verify(self, token: str, now_s: float) -> Principal:
-        """The principal that `token` names. Raises TokenRefused."""
+    def verify(self, token: str, now_s: float) -> Pass:
+        """The principal that `token` names, and until when. Raises TokenRefused."""
         if len(token) > MAX_TOKEN_CHARACTERS:
             raise TokenRefused(f"the token has {len(token)} characters, and may have {MAX_TOKEN_CHARACTERS}")
-        digest = sha256(token.encode(errors="surrogatepass")).digest()
-        checked = self._remembered.get(digest)
-        if checked is None:
-            claims = self._claims(token)
-            checked = _Checked(self._principal(claims), _latest(claims, "nbf", "iat"), _time(claims, "exp"))
-            if len(self._remembered) >= MAX_REMEMBERED:
-                self._remembered.clear()
-            self._remembered[digest] = checked
-        if now_s >= checked.expires_s + self.trust.leeway_s:
+        claims = self._claims(token)
+        until_s = _time(claims, "exp") + self.trust.leeway_s
+        if now_s >= until_s:
             raise TokenRefused("the token has expired")
-        if now_s < checked.not_before_s - self.trust.leeway_s:
+        if now_s < _latest(claims, "nbf", "iat") - self.trust.leeway_s:
             raise TokenRefused("the token is not valid yet")
-        return checked.principal
+        return Pass(self._principal(claims), until_s)
 
     def _claims(self, token: str) -> dict[str, Any]:
         """What the token says, once one of the issuer's keys has verified it."""
@@ -153,3 +137,34 @@ def _time(claims: dict[str, Any], claim: str) -> float:
 def _latest(claims: dict[str, Any], *names: str) -> float:
     """The latest of these times that the token has; 0 for a token with none of them."""
     return max((_time(claims, name) for name in names if name in claims), default=0.0)
+
+
+class TokenVerifiers:
+    """Checks the tokens of several issuers, by the issuer that a token names."""
+
+    def __init__(self, verifiers: Sequence[TokenVerifier]) -> None:
+        self._by_issuer: dict[str, list[TokenVerifier]] = {}
+        for verifier in verifiers:
+            self._by_issuer.setdefault(verifier.trust.issuer, []).append(verifier)
+
+    def verify(self, token: str, now_s: float) -> Pass:
+        """Implements `VerifiesTokens.verify`."""
+        if len(token) > MAX_TOKEN_CHARACTERS:
+            raise TokenRefused(f"the token has {len(token)} characters, and may have {MAX_TOKEN_CHARACTERS}")
+        refusal = TokenRefused("the token is malformed, or has an issuer that is not trusted")
+        for verifier in self._by_issuer.get(_issuer(token), ()):
+            try:
+                return verifier.verify(token, now_s)
+            except TokenRefused as error:
+                refusal = error
+        raise refusal
+
+
+def _issuer(token: str) -> str:
+    """The issuer that a token names, unproven; "" for what is no token."""
+    try:
+        claims = jwt.decode(token, options={"verify_signature": False})
+    except (jwt.PyJWTError, ValueError, TypeError, RecursionError):
+        return ""
+    issuer = claims.get("iss")
+    return issuer if isinstance(issuer, str) else ""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from weir.access.policy import decision as module
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decisions
-from weir.access.policy.document import AccessPolicy, Role, Rule, parse_policy
+from weir.access.policy.document import parse_policy
+from weir.access.policy.rules import AccessPolicy, Role, Rule
 from weir.access.principal import NOBODY, Principal, Proof
 
 POLICY = parse_policy("""
@@ -21,10 +22,10 @@ roles:
       - actions: [health]
   caller:
     rules:
-      - models: "resnet*"
+      - model: "resnet*"
         versions: [1, 2]
         actions: [infer]
-      - models: "bert"
+      - model: "bert"
         actions: [infer, statistics]
   operator:
     rules:
@@ -75,7 +76,7 @@ NAMES = st.sampled_from(["anonymous", "a", "b"])
 MODELS = st.sampled_from(["", "m", "mm", "n", "m.1"])
 RULES = st.builds(
     Rule.model_construct,
-    models=st.sampled_from(["*", "m", "m*", "?", "[!m]"]),
+    model=st.sampled_from(["*", "m", "m*", "?", "[!m]"]),
     versions=st.none() | st.lists(st.integers(1, 3)).map(tuple),
     actions=st.frozensets(st.sampled_from(Action), min_size=1, max_size=4),
 )
@@ -91,9 +92,9 @@ def read_one_by_one(policy: AccessPolicy, roles: frozenset[str], action: Action,
             if action not in rule.actions:
                 continue
             if action.is_of_model and model:
-                if fnmatchcase(model, rule.models) and (rule.versions is None or version in rule.versions):
+                if fnmatchcase(model, rule.model) and (rule.versions is None or version in rule.versions):
                     return True
-            elif rule.models == "*" and rule.versions is None:
+            elif rule.model == "*" and rule.versions is None:
                 return True
     return False
 
@@ -106,3 +107,11 @@ def test_a_decision_is_that_of_the_rules_one_by_one(policy: AccessPolicy, questi
         for roles, *question in [*questions, *questions]:
             who = Principal("somebody", "", roles, Proof.TOKEN)
             assert decisions.decide(who, *question).is_allowed == read_one_by_one(policy, roles, *question)
+
+
+def test_a_model_of_which_nothing_is_allowed_is_not_known() -> None:
+    decisions = Decisions(POLICY)
+    assert decisions.knows(principal("caller"), "resnet50")
+    assert decisions.knows(principal("operator"), "vgg")
+    assert not decisions.knows(principal("caller"), "vgg")
+    assert not decisions.knows(NOBODY, "resnet50")  # health alone tells nothing

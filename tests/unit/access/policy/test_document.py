@@ -11,7 +11,7 @@ CALLER = """
 roles:
   caller:
     rules:
-      - models: "resnet*"
+      - model: "resnet*"
         versions: [1, 2]
         actions: [infer, metadata]
   operator:
@@ -23,9 +23,9 @@ roles:
 def test_roles_have_their_rules() -> None:
     roles = parse_policy(CALLER).roles
     (rule,) = roles["caller"].rules
-    assert (rule.models, rule.versions, rule.actions) == ("resnet*", (1, 2), {Action.INFER, Action.METADATA})
+    assert (rule.model, rule.versions, rule.actions) == ("resnet*", (1, 2), {Action.INFER, Action.METADATA})
     (rule,) = roles["operator"].rules
-    assert (rule.models, rule.versions, rule.actions) == ("*", None, ALL_ACTIONS)
+    assert (rule.model, rule.versions, rule.actions) == ("*", None, ALL_ACTIONS)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "roles: {}\n"])
@@ -45,7 +45,7 @@ def test_a_policy_without_roles_allows_nothing(text: str) -> None:
             "line 4, column 9: roles.a.rules.0.actions: unknown action 'infr'; expected '*' or one of health, ",
         ),
         ("roles:\n  a:\n    rules:\n      - actions: []", "line 4, column 9: roles.a.rules.0.actions: expected a list"),
-        ("roles:\n  a:\n    rules:\n      - models: m", "line 4, column 9: roles.a.rules.0.actions: Field required"),
+        ("roles:\n  a:\n    rules:\n      - model: m", "line 4, column 9: roles.a.rules.0.actions: Field required"),
         (
             "roles:\n  a:\n    rules:\n      - actions: [infer]\n        versions: [0]",
             "line 5, column 20: roles.a.rules.0.versions.0: Input should be greater than or equal to 1",

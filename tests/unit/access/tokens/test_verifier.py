@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from weir.access.principal import Principal, Proof
-from weir.access.tokens import verifier as module
 from weir.access.tokens.signing_keys import MAX_SET_BYTES, MalformedKeySet, SigningKeys
-from weir.access.tokens.verifier import MAX_TOKEN_CHARACTERS, TokenRefused, TokenVerifier, Trust
+from weir.access.tokens.verifier import MAX_TOKEN_CHARACTERS, TokenRefused, TokenVerifier, TokenVerifiers, Trust
 
 NOW_S = 1_800_000_000
 TRUST = Trust("https://issuer", "weir", tenant_claim="org")
@@ -62,7 +61,8 @@ def token(algorithm: str = "RS256", key: Any = None, headers: dict[str, Any] | N
 @pytest.mark.parametrize("headers", [None, {}], ids=["named key", "no key named"])
 def test_a_token_names_its_bearer(algorithm: str, headers: dict[str, Any] | None) -> None:
     shown = token(algorithm, headers=headers, jti="t-1")
-    assert verifier().verify(shown, NOW_S) == Principal("alice", "acme", frozenset(["caller"]), Proof.TOKEN, "t-1")
+    alice = Principal("alice", "acme", frozenset(["caller"]), Proof.TOKEN, "t-1")
+    assert verifier().verify(shown, NOW_S) == (alice, NOW_S + 90)
 
 
 def part(value: object) -> str:
@@ -131,7 +131,7 @@ def test_a_signature_covers_each_character() -> None:
         other = shown[:position] + ("A" if shown[position] != "A" else "B") + shown[position + 1 :]
         with pytest.raises(TokenRefused):
             checks.verify(other, NOW_S)
-    assert checks.verify(shown, NOW_S).name == "alice"
+    assert checks.verify(shown, NOW_S).principal.name == "alice"
 
 
 @given(st.text() | st.binary().map(lambda data: data.decode("latin-1")))
@@ -140,10 +140,10 @@ def test_any_text_is_refused(shown: str) -> None:
         verifier().verify(shown, NOW_S)
 
 
-def test_a_remembered_token_expires_and_goes_with_its_key() -> None:
+def test_a_token_expires_and_goes_with_its_key() -> None:
     shown, checks = token(), verifier()
-    assert checks.verify(shown, NOW_S).name == "alice"
-    assert checks.verify(shown, NOW_S + 89).name == "alice"
+    assert checks.verify(shown, NOW_S).principal.name == "alice"
+    assert checks.verify(shown, NOW_S + 89).principal.name == "alice"
     with pytest.raises(TokenRefused, match="expired"):
         checks.verify(shown, NOW_S + 90)
     checks.use(SigningKeys.parse(key_set(ROWS[1])))
@@ -151,12 +151,22 @@ def test_a_remembered_token_expires_and_goes_with_its_key() -> None:
         checks.verify(shown, NOW_S)
 
 
-def test_tokens_without_end_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_REMEMBERED", 3)
-    checks = verifier()
-    for number in range(8):
-        checks.verify(token("EdDSA", jti=str(number)), NOW_S)
-    assert len(checks._remembered) <= 3
+def test_the_issuer_of_a_token_chooses_its_keys() -> None:
+    other = TokenVerifier(Trust("https://other", "weir"))
+    other.use(SigningKeys.parse(key_set(row(FOREIGN.public_key(), "RS256"))))
+    checks = TokenVerifiers([verifier(), other])
+    assert checks.verify(token(), NOW_S).principal.name == "alice"
+    assert checks.verify(token(iss="https://other", key=FOREIGN, sub="bob"), NOW_S).principal.name == "bob"
+    for shown in (
+        token(iss="https://other"),
+        token(key=FOREIGN),
+        token(iss="https://third"),
+        token(iss=...),
+        "x.y.z",
+        "",
+    ):
+        with pytest.raises(TokenRefused):
+            checks.verify(shown, NOW_S)
 
 
 @pytest.mark.parametrize(

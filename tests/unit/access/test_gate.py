@@ -1,0 +1,168 @@
+"""The gate: whom a header or a certificate names, and which error a request gets that the policy does not allow."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir.access import gate as module
+from weir.access.gate import CertificateNames, Gate, HiddenModel, Pass, certificate_names
+from weir.access.keys.ring import KeyRing
+from weir.access.policy.actions import Action
+from weir.access.policy.document import parse_policy
+from weir.access.principal import NOBODY, Principal, Proof
+from weir.schemas.core.errors import ErrorCode, WeirError
+
+NOW_S = 1_800_000_000.0
+
+POLICY = parse_policy("""
+roles:
+  anonymous:
+    rules: [{actions: [health]}]
+  caller:
+    rules:
+      - {model: "resnet*", actions: [infer]}
+  broker:
+    acts_for_tenants: true
+certificates:
+  - {subject: "CN=camera-7,O=Acme", principal: camera-7, tenant: acme, roles: [caller]}
+  - {san: "URI:spiffe://acme/camera", principal: camera, roles: [caller]}
+""")
+
+
+class Clock:
+    now_s = NOW_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Tokens:
+    """Stands for the verifiers: the token is the name, until ten seconds from the start."""
+
+    checked = 0
+
+    def verify(self, token: str, now_s: float) -> Pass:
+        self.checked += 1
+        if now_s >= NOW_S + 10 or token.startswith("bad"):
+            raise ValueError("the token is bad")
+        return Pass(Principal(token, "", frozenset(["caller"]), Proof.TOKEN), NOW_S + 10)
+
+
+def ring(**more: int) -> tuple[KeyRing, str]:
+    return KeyRing().create("alice", ["caller"], NOW_S, tenant="acme", **more)
+
+
+def gate_with(keys: KeyRing | None = None) -> tuple[Gate, Clock, Tokens]:
+    clock, tokens = Clock(), Tokens()
+    gate = Gate(clock)
+    gate.use_policy(POLICY)
+    gate.use_keys(keys or KeyRing())
+    gate.use_tokens(tokens)
+    return gate, clock, tokens
+
+
+def refusal(gate: Gate, shown: bytes, certificate: CertificateNames | None = None) -> str:
+    with pytest.raises(WeirError) as refused:
+        gate.principal_of(shown, certificate)
+    assert refused.value.code is ErrorCode.UNAUTHENTICATED
+    assert shown.decode("latin-1").split()[-1] not in refused.value.message or len(shown) < 9
+    return refused.value.message
+
+
+def test_without_a_policy_everybody_may_do_everything() -> None:
+    gate = Gate(Clock())
+    assert not gate.is_on
+    for action in Action:
+        gate.check(NOBODY, action, "m", 1)
+        assert gate.may(NOBODY, action, "m")
+    assert gate.may_act_for_tenants(NOBODY)
+
+
+def test_a_key_names_its_principal_as_a_bearer_and_as_a_password() -> None:
+    keys, key = ring()
+    gate, _, _ = gate_with(keys)
+    password = base64.b64encode(f"anything:{key}".encode())
+    for shown in (b"Bearer " + key.encode(), b"bearer  " + key.encode(), b"Basic " + password):
+        found = gate.principal_of(shown)
+        assert (found.name, found.tenant, found.proof) == ("alice", "acme", Proof.KEY)
+
+
+def test_a_revoked_and_an_expired_key_let_nobody_in() -> None:
+    keys, key = ring(expires_s=int(NOW_S) + 5)
+    gate, clock, _ = gate_with(keys)
+    shown = f"Bearer {key}".encode()
+    assert gate.principal_of(shown).name == "alice"
+    clock.now_s = NOW_S + 5
+    assert "expired" in refusal(gate, shown)
+    clock.now_s = NOW_S
+    assert gate.principal_of(shown).name == "alice"
+    gate.use_keys(keys.revoke("alice"))
+    assert "revoked" in refusal(gate, shown)
+
+
+def test_a_token_is_checked_once_until_it_expires() -> None:
+    gate, clock, tokens = gate_with()
+    for _ in range(3):
+        assert gate.principal_of(b"Bearer bob").name == "bob"
+    assert tokens.checked == 1
+    clock.now_s = NOW_S + 10
+    assert "bad" in refusal(gate, b"Bearer bob")
+    gate.use_tokens(None)
+    assert "no key of this server" in refusal(gate, b"Bearer carol")
+
+
+def test_what_is_shown_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REMEMBERED", 3)
+    gate, _, _ = gate_with()
+    for number in range(8):
+        gate.principal_of(f"Bearer {number}".encode())
+        assert len(gate._passes) <= 3
+    assert "too long" in refusal(gate, b"Bearer " + b"x" * module.MAX_SHOWN_BYTES)
+
+
+@given(st.binary(min_size=1, max_size=200))
+def test_any_other_header_is_refused(shown: bytes) -> None:
+    gate, _, _ = gate_with()
+    gate.use_tokens(None)
+    refusal(gate, shown)
+
+
+def test_a_certificate_names_its_principal_unless_there_is_a_header() -> None:
+    gate, _, _ = gate_with()
+    subject = ((("organizationName", "Acme"),), (("commonName", "camera-7"),))
+    other = certificate_names(subject[::-1], [("DNS", "x"), ("URI", "spiffe://acme/camera")])
+    assert gate.principal_of(b"", other).name == "camera-7"
+    assert gate.principal_of(b"", other._replace(subject="CN=z")).name == "camera"
+    assert gate.principal_of(b"", certificate_names(subject, [])) == NOBODY
+    assert gate.principal_of(b"Bearer bob", other).name == "bob"
+    refusal(gate, b"Bearer bad one", other)
+
+
+def test_errors_tell_who_may_know_the_model() -> None:
+    keys, key = ring()
+    gate, _, _ = gate_with(keys)
+    alice = gate.principal_of(f"Bearer {key}".encode())
+    gate.check(alice, Action.INFER, "resnet50", 1)
+    gate.check(NOBODY, Action.HEALTH)
+    for who, action, model, code in (
+        (NOBODY, Action.INFER, "resnet50", ErrorCode.UNAUTHENTICATED),
+        (NOBODY, Action.INFER, "nothing", ErrorCode.UNAUTHENTICATED),
+        (alice, Action.LOAD, "resnet50", ErrorCode.PERMISSION_DENIED),
+        (alice, Action.LOGS, "", ErrorCode.PERMISSION_DENIED),
+    ):
+        with pytest.raises(WeirError) as refused:
+            gate.check(who, action, model, 1)
+        assert refused.value.code is code
+    for action in (Action.INFER, Action.METADATA, Action.LOAD):
+        with pytest.raises(HiddenModel):
+            gate.check(alice, action, "bert", 1)
+
+
+def test_only_some_roles_name_the_tenant_of_a_request() -> None:
+    gate, _, _ = gate_with()
+    assert gate.may_act_for_tenants(Principal("b", "", frozenset(["broker"]), Proof.KEY))
+    assert not gate.may_act_for_tenants(Principal("c", "", frozenset(["caller"]), Proof.KEY))

@@ -1,0 +1,209 @@
+"""`Gate`: who sends a request, and whether the policy lets it. Each door of a process asks the one gate of the process.
+
+Without a policy the gate is open: everybody may do everything. With one, a request names its principal by a key or a token
+(`Authorization: Bearer …`, or `Basic …` with a key as the password, for browsers), or by the certificate of its connection.
+Sans-IO: `weir.cluster.access` reads the policy, the keys and the key sets of issuers, and sets them here.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import NamedTuple, Protocol
+
+from weir.access.keys.ring import PREFIX, KeyRing
+from weir.access.policy.actions import Action
+from weir.access.policy.decision import Decision, Decisions
+from weir.access.policy.rules import AccessPolicy
+from weir.access.principal import NOBODY, Principal, Proof
+from weir.schemas.core.errors import ErrorCode, WeirError
+
+MAX_REMEMBERED = 10_000
+"""Keys and tokens whose check is remembered."""
+
+MAX_SHOWN_BYTES = 16 * 1024
+"""A longer header lets nobody in, and is not hashed."""
+
+_FOREVER = float("inf")
+
+
+class CertificateNames(NamedTuple):
+    """The names in a client's certificate: the subject as in "CN=a,O=b", and "DNS:a", "URI:b" …"""
+
+    subject: str
+    alternatives: tuple[str, ...]
+
+
+class Pass(NamedTuple):
+    """A principal, and until when (in Unix seconds) what it has shown lets it in."""
+
+    principal: Principal
+    until_s: float
+
+
+class VerifiesTokens(Protocol):
+    """Checks the tokens of some issuers (`weir.access.tokens.verifier.TokenVerifiers`)."""
+
+    def verify(self, token: str, now_s: float) -> Pass:
+        """Whom the token names. Raises ValueError with the reason for one that lets nobody in."""
+
+
+class Gate:
+    """The decisions of one process. `clock` returns Unix seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._decisions: Decisions | None = None
+        self._keys = KeyRing()
+        self._tokens: VerifiesTokens | None = None
+        self._by_certificate: Mapping[str, Principal] = {}
+        self._passes: dict[bytes, Pass] = {}
+
+    # What it goes by
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is a policy."""
+        return self._decisions is not None
+
+    def use_policy(self, policy: AccessPolicy) -> None:
+        """Decides by this policy from now on."""
+        self._decisions = Decisions(policy)
+        self._by_certificate = {
+            row.subject or f"{row.san}": Principal(
+                row.principal, row.tenant, frozenset(row.roles), Proof.CERTIFICATE, row.subject or f"{row.san}"
+            )
+            for row in policy.certificates
+        }
+        self._passes.clear()
+
+    def use_keys(self, keys: KeyRing) -> None:
+        """Lets these keys in from now on, and no others."""
+        self._keys = keys
+        self._passes.clear()
+
+    def use_tokens(self, tokens: VerifiesTokens | None) -> None:
+        """Verifies tokens by these issuers' keys from now on; without, no token lets anybody in."""
+        self._tokens = tokens
+        self._passes.clear()
+
+    # Who
+
+    def principal_of(self, authorization: bytes, certificate: CertificateNames | None = None) -> Principal:
+        """Who shows this `Authorization` header (b"" for none), or else this certificate.
+
+        Raises WeirError (UNAUTHENTICATED) for a header that lets nobody in, whatever else there is.
+        """
+        if not authorization:
+            return NOBODY if certificate is None else self._of_certificate(certificate)
+        if len(authorization) > MAX_SHOWN_BYTES:
+            raise unauthenticated("the Authorization header is too long")
+        digest = sha256(authorization).digest()
+        now_s = self._clock()
+        known = self._passes.get(digest)
+        if known is None or now_s >= known.until_s:
+            known = self._check(authorization, now_s)
+            if len(self._passes) >= MAX_REMEMBERED:
+                self._passes.clear()
+            self._passes[digest] = known
+        return known.principal
+
+    def _check(self, authorization: bytes, now_s: float) -> Pass:
+        shown = _credential(authorization)
+        if shown.startswith(PREFIX):
+            record = self._keys.find(shown, now_s)
+            if record is None:
+                raise unauthenticated("the key is unknown, revoked or expired")
+            principal = Principal(record.name, record.tenant, frozenset(record.roles), Proof.KEY, record.id)
+            return Pass(principal, record.expires_s or _FOREVER)
+        if self._tokens is None:
+            raise unauthenticated("the Authorization header holds no key of this server")
+        try:
+            return self._tokens.verify(shown, now_s)
+        except ValueError as error:
+            raise unauthenticated(str(error)) from None
+
+    def _of_certificate(self, certificate: CertificateNames) -> Principal:
+        for name in (certificate.subject, *certificate.alternatives):
+            principal = self._by_certificate.get(name)
+            if principal is not None:
+                return principal
+        return NOBODY
+
+    # What
+
+    def decide(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> Decision:
+        """Whether `principal` may do this, as `Decisions.decide`; everybody may do everything without a policy."""
+        if self._decisions is None:
+            return _OPEN
+        return self._decisions.decide(principal, action, model, version)
+
+    def may(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> bool:
+        """Whether `principal` may do this, for lists, which leave out what it may not see."""
+        return self._decisions is None or self._decisions.decide(principal, action, model, version).is_allowed
+
+    def check(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> None:
+        """Raises the error for a request that `principal` may not send.
+
+        UNAUTHENTICATED for one who has shown nothing; `HiddenModel` where it may do nothing at all with the model, so that
+        the door answers as for a model that does not exist; else PERMISSION_DENIED.
+        """
+        decisions = self._decisions
+        if decisions is None:
+            return
+        decision = decisions.decide(principal, action, model, version)
+        if decision.is_allowed:
+            return
+        if principal.proof is Proof.NONE:
+            raise unauthenticated(f"{decision.why}; show a key or a token in the header Authorization")
+        if model and action.is_of_model and not decisions.knows(principal, model):
+            raise HiddenModel
+        raise WeirError(ErrorCode.PERMISSION_DENIED, decision.why)
+
+    def may_act_for_tenants(self, principal: Principal) -> bool:
+        """Whether the principal's requests may name a tenant. True without a policy: the header is all that there is."""
+        return self._decisions is None or self._decisions.may_act_for_tenants(principal)
+
+
+class HiddenModel(Exception):
+    """The principal may do nothing with the model: what it is told is what it would be told without the model."""
+
+
+def unauthenticated(message: str) -> WeirError:
+    """An error of the code UNAUTHENTICATED (HTTP 401)."""
+    return WeirError(ErrorCode.UNAUTHENTICATED, message)
+
+
+def _credential(authorization: bytes) -> str:
+    """The key or token in an Authorization header. Raises WeirError (UNAUTHENTICATED). Source: RFC 6750, RFC 7617."""
+    scheme, _, rest = authorization.decode("latin-1").strip().partition(" ")
+    rest = rest.strip()
+    if scheme.lower() == "bearer" and rest:
+        return rest
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest, validate=True).decode("latin-1").partition(":")[2]
+        except binascii.Error:
+            pass
+    raise unauthenticated("the Authorization header is not of the form 'Bearer <key or token>'")
+
+
+def certificate_names(
+    subject: Sequence[Sequence[tuple[str, str]]], alternatives: Sequence[tuple[str, str]]
+) -> CertificateNames:
+    """The names in a certificate, as Python's `ssl` tells its `subject` and `subjectAltName`."""
+    short = {
+        "commonName": "CN",
+        "organizationName": "O",
+        "organizationalUnitName": "OU",
+        "countryName": "C",
+        "stateOrProvinceName": "ST",
+        "localityName": "L",
+    }
+    parts = [f"{short.get(name, name)}={value}" for row in subject for name, value in row]
+    return CertificateNames(",".join(parts), tuple(f"{kind}:{value}" for kind, value in alternatives))
+
+
+_OPEN = Decision(True, "no policy is set")

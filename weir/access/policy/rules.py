@@ -1,0 +1,97 @@
+"""`AccessPolicy`: what a policy says: the roles and their rules, and whose tokens and certificates name principals."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from weir.access.policy.actions import ALL_ACTIONS, Action
+
+ANONYMOUS = "anonymous"
+"""The role of whoever shows nothing."""
+
+ANY = "*"
+"""Every model, version or action."""
+
+MAX_RULES = 1000
+"""Rules of one role: a decision that is not remembered reads them all."""
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Rule(_Strict):
+    """Allows `actions` on the models whose names match `model`, and on these `versions` of them.
+
+    `model` is a pattern with `*`, `?` and `[…]`. What concerns the whole server is allowed only by a rule for every model.
+    """
+
+    model: Name = ANY
+    versions: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    actions: frozenset[Action]
+
+    @field_validator("actions", mode="before")
+    @classmethod
+    def _known_actions(cls, value: Any) -> Any:
+        if not isinstance(value, list) or not value:
+            raise ValueError(f"expected a list of actions, as [infer, metadata], or ['{ANY}'] for all")
+        if ANY in value:
+            return ALL_ACTIONS
+        known = {action.value: action for action in Action}
+        for word in value:
+            if word not in known:
+                raise ValueError(f"unknown action {word!r}; expected '{ANY}' or one of {', '.join(known)}")
+        return frozenset(known[word] for word in value)
+
+
+class Role(_Strict):
+    """What principals of this role may do. With `acts_for_tenants` they may name the tenant of a request in its header."""
+
+    rules: Annotated[tuple[Rule, ...], Field(max_length=MAX_RULES)] = ()
+    acts_for_tenants: bool = False
+
+
+class Claims(_Strict):
+    """The claims of a token that name its bearer; `tenant` and `roles` may be missing in a token."""
+
+    principal: Name = "sub"
+    tenant: Name = "tenant"
+    roles: Name = "roles"
+
+
+class Issuer(_Strict):
+    """Whose tokens are taken. `keys` is the file or the URL (https, or http on this host) of its JSON web key set."""
+
+    issuer: Name
+    audience: Name
+    keys: Annotated[str, Field(min_length=1, max_length=2048)]
+    leeway_s: Annotated[float, Field(ge=0, le=300)] = 30.0
+    claims: Claims = Claims()
+
+
+class Certificate(_Strict):
+    """Who shows a client certificate with this `subject` ("CN=a,O=b") or with this name (`san`: "DNS:a", "URI:b")."""
+
+    subject: Name | None = None
+    san: Name | None = None
+    principal: Name
+    tenant: Annotated[str, Field(max_length=256)] = ""
+    roles: tuple[Name, ...]
+
+    @model_validator(mode="after")
+    def _one_name(self) -> Certificate:
+        if (self.subject is None) == (self.san is None):
+            raise ValueError("expected one of 'subject' and 'san'")
+        return self
+
+
+class AccessPolicy(_Strict):
+    """A principal may do what any of its roles allows; nothing else. Whoever shows nothing has the role `anonymous`."""
+
+    roles: dict[str, Role] = {}
+    tokens: Annotated[tuple[Issuer, ...], Field(max_length=16)] = ()
+    certificates: Annotated[tuple[Certificate, ...], Field(max_length=10_000)] = ()
