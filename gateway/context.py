@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from functools import partial
 
+from weir.access.gate import Gate
 from weir.calls.catalog import Catalog
 from weir.calls.dispatch import RequestDispatcher
 from weir.calls.payload_store import PayloadStore
@@ -30,7 +33,7 @@ from weir.schemas.kserve.regions import FindRegion
 class GatewayContext:
     """What a frontend needs: models, dispatch, memory, limits, counters, durable requests, jobs and access rules.
 
-    `ledger` counts the ordinary memory that holds what clients have sent, or have not read yet. `arriving_slots` counts
+    `access` are Triton's restrictions, `gate` is Weir's access policy. `ledger` counts the ordinary memory that holds what clients have sent, or have not read yet. `arriving_slots` counts
     the payload slots in which bodies are still arriving, `connection_cap` the connections to all ports. With
     `describes_api`, HTTP frontends serve `/openapi.json` and `/docs`.
     """
@@ -48,6 +51,7 @@ class GatewayContext:
     durable: DurableStore
     load_reports: LoadReports | None = None
     access: Access = OPEN
+    gate: Gate = field(default_factory=partial(Gate, time.time))
     cross_site: CrossSiteCheck = LOCAL
     async_requests: AsyncRequests | None = None
     batch_jobs: JobService | None = None
