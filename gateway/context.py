@@ -33,9 +33,9 @@ from weir.schemas.kserve.regions import FindRegion
 class GatewayContext:
     """What a frontend needs: models, dispatch, memory, limits, counters, durable requests, jobs and access rules.
 
-    `access` are Triton's restrictions, `gate` is Weir's access policy. `ledger` counts the ordinary memory that holds what clients have sent, or have not read yet. `arriving_slots` counts
-    the payload slots in which bodies are still arriving, `connection_cap` the connections to all ports. With
-    `describes_api`, HTTP frontends serve `/openapi.json` and `/docs`.
+    `access` are Triton's restrictions, `gate` is Weir's access policy. `ledger` counts the ordinary memory that holds what
+    clients have sent, or have not read yet. `arriving_slots` counts the payload slots in which bodies are still arriving,
+    `connection_cap` the connections to all ports. With `describes_api`, HTTP frontends serve `/openapi.json` and `/docs`.
     """
 
     catalog: Catalog

@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from weir.access.gate import Gate
 from weir.bus.kv.desired_models import DesiredModels
 from weir.bus.kv.known_models import KnownModels
 from weir.bus.kv.model_files import ModelFiles
@@ -270,6 +271,7 @@ class _Gateway:
             load_reports=LoadReports(self._statistics),
             history=self._history,
             access=parsed.access,
+            gate=Gate(time.time, self._catalog.latest_version),
             cross_site=parsed.cross_site,
             describes_api=settings.allow_openapi,
             async_requests=self._async_requests,

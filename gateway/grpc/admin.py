@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from weir.access.policy.actions import Action
 from weir.gateway.admin.metadata import model_metadata, server_metadata
 from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
 from weir.gateway.admin.statistics import model_statistics
 from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.codec import read_version
-from weir.gateway.grpc.handlers import Methods, unary, unary_async
+from weir.gateway.grpc.handlers import Methods, Rows, unary, unary_async
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.kserve.regions import CUDA, SYSTEM
 from weir.schemas.kserve.triton_messages import messages
@@ -45,12 +46,12 @@ def metadata_methods(context: GatewayContext) -> Methods:
         return messages.ModelConfigResponse(config=served.config_message)
 
     return {
-        "ServerLive": unary(messages.ServerLiveRequest, server_live),
-        "ServerReady": unary_async(messages.ServerReadyRequest, server_ready),
-        "ModelReady": unary_async(messages.ModelReadyRequest, model_ready),
-        "ServerMetadata": unary(messages.ServerMetadataRequest, server_info),
-        "ModelMetadata": unary(messages.ModelMetadataRequest, model_info),
-        "ModelConfig": unary(messages.ModelConfigRequest, model_config),
+        "ServerLive": unary(messages.ServerLiveRequest, server_live, Action.HEALTH),
+        "ServerReady": unary_async(messages.ServerReadyRequest, server_ready, Action.HEALTH),
+        "ModelReady": unary_async(messages.ModelReadyRequest, model_ready, Action.HEALTH, "name"),
+        "ServerMetadata": unary(messages.ServerMetadataRequest, server_info, Action.METADATA, lists=True),
+        "ModelMetadata": unary(messages.ModelMetadataRequest, model_info, Action.METADATA, "name"),
+        "ModelConfig": unary(messages.ModelConfigRequest, model_config, Action.METADATA, "name"),
     }
 
 
@@ -80,9 +81,9 @@ def repository_methods(context: GatewayContext) -> Methods:
         return messages.RepositoryModelUnloadResponse()
 
     return {
-        "RepositoryIndex": unary_async(messages.RepositoryIndexRequest, index),
-        "RepositoryModelLoad": unary_async(messages.RepositoryModelLoadRequest, load),
-        "RepositoryModelUnload": unary_async(messages.RepositoryModelUnloadRequest, unload),
+        "RepositoryIndex": unary_async(messages.RepositoryIndexRequest, index, Action.METADATA, rows=Rows("models")),
+        "RepositoryModelLoad": unary_async(messages.RepositoryModelLoadRequest, load, Action.LOAD, "model_name"),
+        "RepositoryModelUnload": unary_async(messages.RepositoryModelUnloadRequest, unload, Action.LOAD, "model_name"),
     }
 
 
@@ -145,8 +146,8 @@ def settings_methods(context: GatewayContext) -> Methods:
         return response
 
     return {
-        "TraceSetting": unary_async(messages.TraceSettingRequest, trace),
-        "LogSettings": unary_async(messages.LogSettingsRequest, log),
+        "TraceSetting": unary_async(messages.TraceSettingRequest, trace, Action.TRACE, "model_name"),
+        "LogSettings": unary_async(messages.LogSettingsRequest, log, Action.LOGS),
     }
 
 
@@ -184,12 +185,22 @@ def shared_memory_methods(context: GatewayContext) -> Methods:
         return messages.CudaSharedMemoryUnregisterResponse()
 
     return {
-        "SystemSharedMemoryStatus": unary(messages.SystemSharedMemoryStatusRequest, system_status),
-        "SystemSharedMemoryRegister": unary_async(messages.SystemSharedMemoryRegisterRequest, register_system),
-        "SystemSharedMemoryUnregister": unary_async(messages.SystemSharedMemoryUnregisterRequest, unregister_system),
-        "CudaSharedMemoryStatus": unary(messages.CudaSharedMemoryStatusRequest, cuda_status),
-        "CudaSharedMemoryRegister": unary_async(messages.CudaSharedMemoryRegisterRequest, register_cuda),
-        "CudaSharedMemoryUnregister": unary_async(messages.CudaSharedMemoryUnregisterRequest, unregister_cuda),
+        "SystemSharedMemoryStatus": unary(
+            messages.SystemSharedMemoryStatusRequest, system_status, Action.SHARED_MEMORY
+        ),
+        "SystemSharedMemoryRegister": unary_async(
+            messages.SystemSharedMemoryRegisterRequest, register_system, Action.SHARED_MEMORY
+        ),
+        "SystemSharedMemoryUnregister": unary_async(
+            messages.SystemSharedMemoryUnregisterRequest, unregister_system, Action.SHARED_MEMORY
+        ),
+        "CudaSharedMemoryStatus": unary(messages.CudaSharedMemoryStatusRequest, cuda_status, Action.SHARED_MEMORY),
+        "CudaSharedMemoryRegister": unary_async(
+            messages.CudaSharedMemoryRegisterRequest, register_cuda, Action.SHARED_MEMORY
+        ),
+        "CudaSharedMemoryUnregister": unary_async(
+            messages.CudaSharedMemoryUnregisterRequest, unregister_cuda, Action.SHARED_MEMORY
+        ),
     }
 
 
@@ -202,4 +213,8 @@ def statistics_methods(context: GatewayContext) -> Methods:
         )
         return messages.ModelStatisticsResponse(**response)
 
-    return {"ModelStatistics": unary_async(messages.ModelStatisticsRequest, of_models)}
+    return {
+        "ModelStatistics": unary_async(
+            messages.ModelStatisticsRequest, of_models, Action.STATISTICS, "name", Rows("model_stats")
+        )
+    }

@@ -47,7 +47,7 @@ class AsyncInferHandler:
     def __call__(self, call: UnaryCall, data: Message) -> None:
         """Checks the request as if it ran now, and stores it. Raises WeirError for what is no message."""
         call.keeps_received = True
-        task = asyncio.get_running_loop().create_task(self._store(call, RequestMessage(data)))
+        task = asyncio.get_running_loop().create_task(self._store(call, RequestMessage(data, call)))
         call.on_cancel = lambda: _cancel(task)
 
     async def _store(self, call: UnaryCall, source: RequestMessage) -> None:

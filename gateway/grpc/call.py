@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from weir.access.gate import Gate
+from weir.access.principal import NOBODY, Principal
 from weir.calls.request_headers import deadline_ms_in
 from weir.durable.api.options import read_preferences
 from weir.gateway.access import OPEN, Access
@@ -66,8 +68,11 @@ class GrpcCall:
         "_reader",
         "_stream",
         "deadline_ms",
+        "gate",
         "head",
         "on_cancel",
+        "principal",
+        "refusal",
     )
 
     def __init__(self, stream: Stream, head: CallMetadata, limit: int) -> None:
@@ -82,7 +87,10 @@ class GrpcCall:
         self._reader: MessageReader | None = None
         self._stream = stream
         self.deadline_ms = 0
+        self.gate: Gate | None = None
         self.head = head
+        self.principal = NOBODY
+        self.refusal = b""
         self.on_cancel: Callable[[], None] | None = None
 
     # The kind of call
@@ -95,13 +103,42 @@ class GrpcCall:
         """The request is complete."""
         raise NotImplementedError
 
+    # The door
+
+    def enter(self, gate: Gate) -> None:
+        """Asks the gate, which is on, by the head of the call alone: whoever may use its method for no model is refused."""
+        self.gate = gate
+        handler = self.head.handler
+        if handler is None:
+            return
+        try:
+            self.principal = self._identified(gate)
+            gate.check_any(self.principal, handler.action)
+        except WeirError as error:
+            self.refusal = CallError.of(error).response()
+
+    def admit(self, model: str, version: str = "") -> None:
+        """Asks the gate about the model of a message. Raises WeirError. What the head shows is checked each time."""
+        gate = self.gate
+        if gate is not None:
+            self.principal = self._identified(gate)
+            gate.check(self.principal, self.head.handler.action, model, version)
+
+    def may_see(self, model: str) -> bool:
+        """Whether the caller may do what the method does to this model, for lists."""
+        return self.gate is None or self.gate.may(self.principal, self.head.handler.action, model)
+
+    def _identified(self, gate: Gate) -> Principal:
+        return gate.principal_of(self.head.fields.get(b"authorization", b""), self._stream.connection.certificate)
+
     # Events of the stream
 
     def begin(self) -> None:
         """Implements `Exchange.begin`."""
         head = self.head
-        if head.rejection:
-            self._stream.send(trailers=head.rejection)
+        rejection = head.rejection or self.refusal
+        if rejection:
+            self._stream.send(trailers=rejection)
         elif head.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
             self.deadline_ms = deadline_ms_in(head.timeout_s)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from weir.access.policy.actions import Action
 from weir.calls.catalog import Catalog, ServedModel
 from weir.calls.in_flight import PendingRequest
 from weir.calls.inference.call import Call, Ready
@@ -15,7 +16,7 @@ from weir.gateway.access import add_parameters
 from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.call import GrpcCall, UnaryCall
 from weir.gateway.grpc.codec import decode_split, read_version, request_from_message, response_pieces, split_request
-from weir.gateway.grpc.handlers import Handler, Methods
+from weir.gateway.grpc.handlers import Handler, Methods, Unary
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.offload import offloaded_message, read_job
 from weir.gateway.grpc.status import CallError
@@ -29,9 +30,10 @@ from weir.schemas.kserve.offloaded import Job, output_job, written_outputs
 class RequestMessage:
     """A serialized ModelInferRequest; what is known of it once it has been parsed. Raises WeirError as `split_request`."""
 
-    __slots__ = ("id", "is_decoupled", "split")
+    __slots__ = ("id", "is_decoupled", "rpc", "split")
 
-    def __init__(self, data: Message) -> None:
+    def __init__(self, data: Message, rpc: GrpcCall) -> None:
+        self.rpc = rpc
         self.split = split_request(data)
         self.id = ""
         self.is_decoupled = False
@@ -64,7 +66,9 @@ class MessageCodec:
         """Implements `Codec.read`."""
         message, raw_contents = offloaded_message(source.split, parts) if parts else decode_split(source.split)
         source.id = message.id
-        served = context.catalog.resolve(message.model_name, read_version(message.model_version))
+        version = read_version(message.model_version)
+        source.rpc.admit(message.model_name, version)
+        served = context.catalog.resolve(message.model_name, version)
         source.is_decoupled = served.config.is_decoupled
         if source.is_decoupled and not self.takes_decoupled:
             raise WeirError(
@@ -116,12 +120,15 @@ class MessageCall(Call):
         data, head = self._data, self.rpc.head
         template = None if head.forwarded or not isinstance(data, bytes) else self._templates.find_message(data)
         if template is not None:
-            served = self.services.catalog.resolve(template.request.model_name, template.request.model_version)
+            name, version = template.request.model_name, template.request.model_version
+            if self.rpc.gate is not None:
+                self.rpc.admit(name, version)
+            served = self.services.catalog.resolve(name, version)
             if served is not template.owner:
                 self._templates.forget(template.owner)
             elif not self._samples(served) and (self.codec.takes_decoupled or not served.config.is_decoupled):
                 return served, template.request, template.pack(data)
-        self.source = RequestMessage(data)
+        self.source = RequestMessage(data, self.rpc)
         return self.source
 
     def _samples(self, served: ServedModel) -> Sampling:
@@ -178,7 +185,7 @@ def infer_methods(
         call.open()
         rpc.keeps_received = not call.is_submitted  # a helper process reads the message
 
-    return {"ModelInfer": infer}
+    return {"ModelInfer": Unary(infer, Action.INFER)}
 
 
 class _UnaryInfer(MessageCall):

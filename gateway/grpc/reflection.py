@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from weir.access.policy.actions import Action
 from weir.gateway.grpc.codec import parse_message
 from weir.gateway.grpc.handlers import Methods, Streaming
 from weir.gateway.grpc.messages import Message
@@ -18,7 +19,7 @@ from weir.schemas.kserve.triton_messages import POOL
 
 def reflection_methods() -> Methods:
     """The reflection method, by service and name."""
-    return {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Streaming(_Reflection)}
+    return {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Streaming(_Reflection, Action.METADATA)}
 
 
 class _Reflection:

@@ -16,6 +16,7 @@ import socket
 from functools import partial
 from typing import Any
 
+from weir.access.policy.actions import Action
 from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.admin import (
     metadata_methods,
@@ -26,7 +27,7 @@ from weir.gateway.grpc.admin import (
 )
 from weir.gateway.grpc.async_infer import AsyncInferHandler
 from weir.gateway.grpc.call import CallMetadata, GrpcCall, UnaryCall
-from weir.gateway.grpc.handlers import Handler, Methods, Streaming
+from weir.gateway.grpc.handlers import Methods, Streaming, Unary
 from weir.gateway.grpc.infer import infer_methods
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.options import GrpcOptions
@@ -62,6 +63,7 @@ class GrpcServer:
         self, context: GatewayContext, options: GrpcOptions | None = None, more_methods: Methods | None = None
     ) -> None:
         self._access = context.access
+        self._gate = context.gate
         self._readiness = context.readiness
         self.ledger = context.ledger
         self._cap = context.connection_cap
@@ -160,9 +162,14 @@ class GrpcServer:
     def open(self, stream: Stream, head: CallMetadata) -> GrpcCall:
         """Implements `Application.open`."""
         limit, handler = self._options.max_receive_bytes, head.handler
+        call: GrpcCall
         if isinstance(handler, Streaming):
-            return StreamCall(stream, head, limit, partial(self._make_handler, handler), self._open_calls)
-        return UnaryCall(stream, head, limit, self._serve, self._open_calls)
+            call = StreamCall(stream, head, limit, partial(self._make_handler, handler), self._open_calls)
+        else:
+            call = UnaryCall(stream, head, limit, self._serve, self._open_calls)
+        if self._gate.is_on:
+            call.enter(self._gate)
+        return call
 
     def _make_handler(self, method: Streaming, call: StreamCall) -> StreamHandler:
         if self._is_stopping:
@@ -171,15 +178,15 @@ class GrpcServer:
 
     def _serve(self, call: UnaryCall, message: Message) -> None:
         """Runs the handler of the call; errors become gRPC statuses."""
-        handler = call.head.handler
+        handle = call.head.handler.handle
         try:
-            if self._is_stopping and handler != self._check_health:
+            if self._is_stopping and handle != self._check_health:
                 raise shutting_down()
-            handler(call, message)
+            handle(call, message)
         except Exception as error:  # noqa: BLE001 - those without a status are reported
             call.fail(call_error(error, "weir.gateway.grpc.server: handling a call"))
 
-    def _make_handlers(self, context: GatewayContext, more_methods: Methods) -> dict[bytes, Handler | Streaming]:
+    def _make_handlers(self, context: GatewayContext, more_methods: Methods) -> dict[bytes, Unary | Streaming]:
         templates, compression_level = MessageTemplates(), self._options.compression_level
         async_handler = None if context.async_requests is None else AsyncInferHandler(context, context.async_requests)
         methods: Methods = {
@@ -194,7 +201,7 @@ class GrpcServer:
         handlers = {f"/inference.GRPCInferenceService/{name}".encode(): handler for name, handler in methods.items()}
         handlers |= {f"/{name}".encode(): method for name, method in reflection_methods().items()}
         handlers |= {path.encode(): handler for path, handler in more_methods.items()}
-        return {**handlers, b"/grpc.health.v1.Health/Check": self._check_health}
+        return {**handlers, b"/grpc.health.v1.Health/Check": Unary(self._check_health, Action.HEALTH)}
 
     def _check_health(self, call: UnaryCall, _message: Message) -> None:
         # HealthCheckResponse has one field, the enum `status`: 1 is SERVING, 2 NOT_SERVING. The service's name is ignored.

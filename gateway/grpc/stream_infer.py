@@ -13,6 +13,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+from weir.access.policy.actions import Action
 from weir.calls.in_flight import PendingRequest
 from weir.calls.inference.call import Outcome
 from weir.gateway.context import GatewayContext
@@ -50,7 +51,7 @@ def stream_methods(context: GatewayContext, templates: MessageTemplates, compres
             rpc.compress(compression_level)
         return _InferStream(rpc, context, templates)
 
-    return {"ModelStreamInfer": Streaming(make_handler)}
+    return {"ModelStreamInfer": Streaming(make_handler, Action.INFER)}
 
 
 class _StreamRequest(MessageCall):

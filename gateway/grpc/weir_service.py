@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, message_factory
 
+from weir.access.policy.actions import Action
 from weir.gateway.admin.traffic import TrafficControl, checked
 from weir.gateway.grpc.handlers import Methods, unary, unary_async
 from weir.schemas.config.traffic import TrafficRule
@@ -58,9 +59,9 @@ def traffic_methods(traffic: TrafficControl) -> Methods:
         return _response(await traffic.clear(request.model, "grpc"))
 
     return {
-        f"/{SERVICE}/GetTraffic": unary(message_type("TrafficRequest"), show),
-        f"/{SERVICE}/SetTraffic": unary_async(message_type("SetTrafficRequest"), change),
-        f"/{SERVICE}/ClearTraffic": unary_async(message_type("TrafficRequest"), clear),
+        f"/{SERVICE}/GetTraffic": unary(message_type("TrafficRequest"), show, Action.TRAFFIC, "model"),
+        f"/{SERVICE}/SetTraffic": unary_async(message_type("SetTrafficRequest"), change, Action.TRAFFIC, "model"),
+        f"/{SERVICE}/ClearTraffic": unary_async(message_type("TrafficRequest"), clear, Action.TRAFFIC, "model"),
     }
 
 

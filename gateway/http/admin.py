@@ -13,6 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.gateway.admin.metadata import model_metadata, server_metadata
 from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
 from weir.gateway.admin.statistics import model_statistics
@@ -21,7 +22,6 @@ from weir.gateway.http.load_request import READ_LOAD, load_parameters, read_para
 from weir.gateway.http.routing import (
     MODEL_PATHS,
     author_of,
-    error_response,
     get,
     json_response,
     model_and_version,
@@ -29,6 +29,8 @@ from weir.gateway.http.routing import (
     read_body,
     read_short_body,
 )
+from weir.http_server.door import allows
+from weir.http_server.responses import error_response
 from weir.http_server.routing import Route
 from weir.repository.config_text import config_to_json
 from weir.runtime.offload import OFF_LOOP_BYTES
@@ -65,9 +67,12 @@ def metadata_routes(context: GatewayContext) -> list[Route]:
             return Response(status_code=200)
         return error_response(400, "Model version not ready")
 
-    routes = [get("/v2", server), get("/v2/health/live", live), get("/v2/health/ready", ready)]
+    routes = [get("/v2", server, Action.METADATA, lists=True)]
+    routes += [get("/v2/health/live", live, Action.HEALTH), get("/v2/health/ready", ready, Action.HEALTH)]
     for prefix in MODEL_PATHS:
-        routes += [get(prefix, model), get(f"{prefix}/ready", model_ready), get(f"{prefix}/config", model_config)]
+        routes.append(get(prefix, model, Action.METADATA))
+        routes.append(get(f"{prefix}/ready", model_ready, Action.HEALTH))
+        routes.append(get(f"{prefix}/config", model_config, Action.METADATA))
     return routes
 
 
@@ -78,7 +83,8 @@ def repository_routes(context: GatewayContext) -> list[Route]:
 
     async def index(request: Request) -> Response:
         body = await read_short_body(request)
-        return json_response(await repository.index(_ready(load_json(body)) if body else False))
+        rows = await repository.index(_ready(load_json(body)) if body else False)
+        return json_response([row for row in rows if allows(request, row["name"])])
 
     async def load(request: Request) -> Response:
         body = await read_body(request, limit_bytes)
@@ -100,10 +106,11 @@ def repository_routes(context: GatewayContext) -> list[Route]:
     async def unsupported(_request: Request) -> Response:
         raise WeirError(ErrorCode.UNSUPPORTED, "'repository_name' specification is not supported")
 
-    routes = [post("/v2/repository/index", index), post("/v2/repository/{repository}/index", index)]
+    paths = ("/v2/repository/index", "/v2/repository/{repository}/index")
+    routes = [post(path, index, Action.METADATA, lists=True) for path in paths]
     for verb, handler in (("load", load), ("unload", unload)):
-        routes.append(post(f"/v2/repository/models/{{model}}/{verb}", handler))
-        routes.append(post(f"/v2/repository/{{repository}}/models/{{model}}/{verb}", unsupported))
+        routes.append(post(f"/v2/repository/models/{{model}}/{verb}", handler, Action.LOAD))
+        routes.append(post(f"/v2/repository/{{repository}}/models/{{model}}/{verb}", unsupported, Action.LOAD))
     return routes
 
 
@@ -152,9 +159,9 @@ def settings_routes(context: GatewayContext) -> list[Route]:
             await settings.change_log(log_settings.changes_of_json(load_json(await read_short_body(request))))
         )
 
-    routes = [get("/v2/logging", log), post("/v2/logging", change_log)]
+    routes = [get("/v2/logging", log, Action.LOGS), post("/v2/logging", change_log, Action.LOGS)]
     for path in ("/v2/trace/setting", "/v2/models/{model}/trace/setting"):
-        routes += [get(path, trace), post(path, change_trace)]
+        routes += [get(path, trace, Action.TRACE), post(path, change_trace, Action.TRACE)]
     return routes
 
 
@@ -200,7 +207,7 @@ def shared_memory_routes(context: GatewayContext) -> list[Route]:
     routes: list[Route] = []
     for kind, register in ((SYSTEM, register_system), (CUDA, register_cuda)):
         routes += _region_routes(context, kind)
-        routes.append(post(f"/v2/{kind}sharedmemory/region/{{region}}/register", register))
+        routes.append(post(f"/v2/{kind}sharedmemory/region/{{region}}/register", register, Action.SHARED_MEMORY))
     return routes
 
 
@@ -214,8 +221,8 @@ def _region_routes(context: GatewayContext, kind: str) -> list[Route]:
 
     root = f"/v2/{kind}sharedmemory"
     return [
-        *(get(f"{path}/status", status) for path in (root, f"{root}/region/{{region}}")),
-        *(post(f"{path}/unregister", unregister) for path in (root, f"{root}/region/{{region}}")),
+        *(get(f"{path}/status", status, Action.SHARED_MEMORY) for path in (root, f"{root}/region/{{region}}")),
+        *(post(f"{path}/unregister", unregister, Action.SHARED_MEMORY) for path in (root, f"{root}/region/{{region}}")),
     ]
 
 
@@ -254,10 +261,14 @@ def _number(value: Any) -> int:
 def statistics_routes(context: GatewayContext) -> list[Route]:
     """Triton's statistics extension. These routes precede those of models: a model named `stats` is shadowed."""
 
-    async def of_all(_request: Request) -> Response:
-        return json_response(await model_statistics(context.catalog, context.statistics, "", ""))
+    async def of_all(request: Request) -> Response:
+        found = await model_statistics(context.catalog, context.statistics, "", "")
+        return json_response(
+            {name: [row for row in rows if allows(request, row["name"])] for name, rows in found.items()}
+        )
 
     async def of_model(request: Request) -> Response:
         return json_response(await model_statistics(context.catalog, context.statistics, *model_and_version(request)))
 
-    return [get("/v2/models/stats", of_all), *(get(f"{prefix}/stats", of_model) for prefix in MODEL_PATHS)]
+    of_models = [get(f"{prefix}/stats", of_model, Action.STATISTICS) for prefix in MODEL_PATHS]
+    return [get("/v2/models/stats", of_all, Action.STATISTICS, lists=True), *of_models]

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weir.access.policy.actions import Action
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.admin import (
     metadata_routes,
@@ -25,8 +26,10 @@ from weir.gateway.http.async_requests import job_routes
 from weir.gateway.http.batch_jobs import batch_job_routes
 from weir.gateway.http.generate import generate_routes
 from weir.gateway.http.openapi.routes import openapi_routes
-from weir.gateway.http.routing import MODEL_PATHS, error_response, weir_error_response
+from weir.gateway.http.routing import MODEL_PATHS
 from weir.gateway.http.traffic import history_routes
+from weir.http_server.door import HttpDoor
+from weir.http_server.responses import error_response, weir_error_response
 from weir.http_server.routing import Route
 from weir.schemas.core.errors import WeirError
 
@@ -55,6 +58,7 @@ def make_app(context: GatewayContext, more_routes: Iterable[Route] = ()) -> Star
         },
     )
     app.router.redirect_slashes = False
+    app.state.door = HttpDoor(context.gate, weir_error_response)
     access, cross_site = context.access, context.cross_site
     app.add_middleware(
         Gatekeeper, rejection=lambda scope: cross_site.rejection(scope["method"], scope["path"], scope["headers"])
@@ -83,7 +87,8 @@ def _infer_routes() -> list[Route]:
         # POST is answered before ASGI.
         return error_response(405, "Method Not Allowed")
 
-    return [Route(f"{prefix}/infer", infer, methods=["GET", "PUT", "DELETE", "PATCH"]) for prefix in MODEL_PATHS]
+    others = ["GET", "PUT", "DELETE", "PATCH"]
+    return [Route(f"{prefix}/infer", infer, Action.INFER, methods=others) for prefix in MODEL_PATHS]
 
 
 async def _on_weir_error(_request: Request, error: Exception) -> Response:

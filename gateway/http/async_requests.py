@@ -15,6 +15,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from weir.access.policy.actions import Action
 from weir.bus.streams.stored_objects import CorruptObject
 from weir.calls.inference.call import read_request
 from weir.calls.inference.documents import JSON, Document, ReadRules
@@ -30,21 +31,13 @@ from weir.gateway.http.compression import (
     is_compressed,
     response_encoding,
 )
-from weir.gateway.http.routing import (
-    MODEL_PATHS,
-    Handler,
-    error_response,
-    get,
-    json_response,
-    model_and_version,
-    post,
-    weir_error_response,
-)
+from weir.gateway.http.routing import MODEL_PATHS, get, json_response, model_and_version, post
 from weir.gateway.inflation import inflate
 from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
-from weir.http_server.routing import Route
+from weir.http_server.responses import error_response, weir_error_response
+from weir.http_server.routing import Handler, Route
 from weir.runtime.offload import takes_long
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import Parameters
@@ -87,11 +80,11 @@ def job_routes(context: GatewayContext) -> list[Route]:
         return Response(status_code=204)
 
     return [
-        *(post(f"{prefix}/infer", _guarded(infer)) for prefix in MODEL_PATHS),
-        get(JOB_PATH, _guarded(status)),
-        get(f"{JOB_PATH}/result", _guarded(result)),
-        post(f"{JOB_PATH}/cancel", _guarded(cancel)),
-        Route(JOB_PATH, _guarded(delete), methods=["DELETE"]),
+        *(post(f"{prefix}/infer", _guarded(infer), Action.INFER) for prefix in MODEL_PATHS),
+        get(JOB_PATH, _guarded(status), Action.JOBS, lists=True),
+        get(f"{JOB_PATH}/result", _guarded(result), Action.JOBS, lists=True),
+        post(f"{JOB_PATH}/cancel", _guarded(cancel), Action.JOBS, lists=True),
+        Route(JOB_PATH, _guarded(delete), Action.JOBS, methods=["DELETE"], lists=True),
     ]
 
 

@@ -13,9 +13,10 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from weir.access.policy.actions import Action
 from weir.gateway.context import GatewayContext
-from weir.gateway.http.routing import Handler, get, json_response, post, read_body
-from weir.http_server.routing import Route
+from weir.gateway.http.routing import get, json_response, post, read_body
+from weir.http_server.routing import Handler, Route
 from weir.jobs.records.record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobState
 from weir.schemas.core.errors import invalid
 from weir.schemas.kserve.json_documents import load_json
@@ -67,13 +68,13 @@ def batch_job_routes(context: GatewayContext) -> list[Route]:
         return handle
 
     return [
-        post("/v2/jobs", submit),
-        get("/v2/jobs", list_all),
-        get(_JOB, operation(jobs.status)),
-        Route(_JOB, delete, methods=["DELETE"]),
-        get(f"{_JOB}/result", result),
+        post("/v2/jobs", submit, Action.JOBS, lists=True),
+        get("/v2/jobs", list_all, Action.JOBS, lists=True),
+        get(_JOB, operation(jobs.status), Action.JOBS, lists=True),
+        Route(_JOB, delete, Action.JOBS, methods=["DELETE"], lists=True),
+        get(f"{_JOB}/result", result, Action.JOBS, lists=True),
         *(
-            post(f"{_JOB}/{verb}", operation(run))
+            post(f"{_JOB}/{verb}", operation(run), Action.JOBS, lists=True)
             for verb, run in (
                 ("cancel", jobs.cancel),
                 ("pause", jobs.pause),

@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from weir.access.gate import Gate
+from weir.access.policy.actions import Action
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import PendingRequest
 from weir.calls.inference.call import Call, Ready
@@ -110,9 +112,19 @@ class InferExchange(Call):
         if header is not None and not self._encoding and len(header) <= _LONGEST_LENGTH and header.isdigit():
             self._json_bytes = int(header)
         length = self._announced = int(fields.get(b"content-length", 0))  # the parser accepts digits only
+        if context.gate.is_on:
+            self._enter(context.gate)
         shut = context.inference.backpressure.active
-        if shut or length > SLOT_FROM_BYTES or length > context.limits.input_size:
+        if (shut or length > SLOT_FROM_BYTES or length > context.limits.input_size) and self.rejection is None:
             self._admit(length)
+
+    def _enter(self, gate: Gate) -> None:
+        """Asks the gate about the request, by its head."""
+        try:
+            principal = gate.principal_of(self._fields.get(b"authorization", b""), self._connection.certificate)
+            gate.check(principal, Action.INFER, self._model, self._version)
+        except WeirError as error:
+            self._reject_early(error)
 
     def _admit(self, length: int) -> None:
         """Rejects the request by its head, or plans where its body, of the announced `length`, is received."""

@@ -11,6 +11,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.calls.catalog import ServedModel
 from weir.calls.inference.documents import Document, ReadContext
 from weir.gateway.context import GatewayContext
@@ -69,7 +70,7 @@ def generate_routes(context: GatewayContext) -> list[Route]:
         return EventResponse(call, is_stream)
 
     return [
-        post(f"{prefix}/{name}", partial(generate, is_stream))
+        post(f"{prefix}/{name}", partial(generate, is_stream), Action.INFER)
         for prefix in MODEL_PATHS
         for name, is_stream in (("generate", False), ("generate_stream", True))
     ]

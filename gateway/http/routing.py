@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -10,12 +10,11 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weir.http_server.routing import Route
-from weir.schemas.core.errors import WeirError, invalid
+from weir.access.policy.actions import Action
+from weir.http_server.door import principal_of
+from weir.http_server.routing import Handler, Route
+from weir.schemas.core.errors import invalid
 from weir.schemas.core.request_limits import too_large
-from weir.schemas.kserve.response import error_body
-
-Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Digits(Convertor[str]):
@@ -39,25 +38,29 @@ MODEL_PATHS = ("/v2/models/{model}", "/v2/models/{model}/versions/{version:digit
 """The prefixes of a model's routes: without and with a version."""
 
 
-def get(path: str, handler: Handler) -> Route:
+def get(path: str, handler: Handler, action: Action, *, lists: bool = False) -> Route:
     """A route for GET alone."""
-    return Route(path, handler, methods=["GET"])
+    return Route(path, handler, action, lists=lists)
 
 
-def post(path: str, handler: Handler) -> Route:
+def post(path: str, handler: Handler, action: Action, *, lists: bool = False) -> Route:
     """A route for POST alone."""
-    return Route(path, handler, methods=["POST"])
+    return Route(path, handler, action, methods=["POST"], lists=lists)
 
 
 AUTHOR_HEADER = "weir-by"
-"""The header in which a client says who makes a change. Nothing proves it."""
+"""The header in which a client says who makes a change, where no access policy asks for proof."""
 
 MAX_AUTHOR_LENGTH = 200
 
 
 def author_of(request: Request) -> str:
-    """Who makes a change: what the client says, and the address of its connection; "nats" for a request on the bus."""
-    said = request.headers.get(AUTHOR_HEADER, "").strip()[:MAX_AUTHOR_LENGTH]
+    """Who makes a change, and the address of its connection; "nats" for a request on the bus.
+
+    Without an access policy the client says who it is, which nothing proves.
+    """
+    principal = principal_of(request)
+    said = principal.name or request.headers.get(AUTHOR_HEADER, "").strip()[:MAX_AUTHOR_LENGTH]
     address = f"http {request.client.host}" if request.client is not None else "nats"
     return f"{said} ({address})" if said else address
 
@@ -86,19 +89,6 @@ async def read_short_body(request: Request) -> memoryview:
 def json_response(content: Any) -> Response:
     """200 with a JSON body."""
     return Response(orjson.dumps(content), media_type="application/json")
-
-
-def error_response(status: int, message: str) -> Response:
-    """A response with Triton's error body."""
-    return Response(error_body(message), status_code=status, media_type="application/json")
-
-
-def weir_error_response(error: WeirError) -> Response:
-    """The response to `error`, with `Retry-After` if the error suggests a delay."""
-    response = error_response(error.http_status, error.message)
-    if error.retry_after_s:
-        response.headers["Retry-After"] = str(error.retry_after_s)
-    return response
 
 
 def conditional_response(

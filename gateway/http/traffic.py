@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.gateway.admin.traffic import TrafficControl, checked, read_ramp, read_shadow
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.routing import author_of, get, json_response, post, read_short_body
@@ -51,14 +52,14 @@ def traffic_routes(traffic: TrafficControl) -> list[Route]:
         return json_response(await traffic.sample(request.path_params["model"], request.path_params["sample"]))
 
     return [
-        post(_RAMP_PATH, ramp),
-        get(_SHADOW_PATH, report),
-        get(f"{_SHADOW_PATH}/{{sample}}", sample),
-        Route(_SHADOW_PATH, shadow, methods=["PUT"]),
-        Route(_SHADOW_PATH, no_shadow, methods=["DELETE"]),
-        get(_PATH, show),
-        Route(_PATH, change, methods=["PUT"]),
-        Route(_PATH, clear, methods=["DELETE"]),
+        post(_RAMP_PATH, ramp, Action.TRAFFIC),
+        get(_SHADOW_PATH, report, Action.TRAFFIC),
+        get(f"{_SHADOW_PATH}/{{sample}}", sample, Action.TRAFFIC),
+        Route(_SHADOW_PATH, shadow, Action.TRAFFIC, methods=["PUT"]),
+        Route(_SHADOW_PATH, no_shadow, Action.TRAFFIC, methods=["DELETE"]),
+        get(_PATH, show, Action.TRAFFIC),
+        Route(_PATH, change, Action.TRAFFIC, methods=["PUT"]),
+        Route(_PATH, clear, Action.TRAFFIC, methods=["DELETE"]),
     ]
 
 
@@ -77,4 +78,4 @@ def history_routes(context: GatewayContext) -> list[Route]:
     async def roll_back(request: Request) -> Response:
         return json_response(await history.roll_back(request.path_params["model"], author_of(request)))
 
-    return [get(_HISTORY_PATH, show), post(_ROLLBACK_PATH, roll_back)]
+    return [get(_HISTORY_PATH, show, Action.LOAD), post(_ROLLBACK_PATH, roll_back, Action.LOAD)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
+from weir.access.gate import CertificateNames
 from weir.gateway.http2 import frames
 from weir.gateway.http2.abuse_guard import AbuseGuard
 from weir.gateway.http2.frames import (
@@ -65,8 +66,10 @@ class Connection:
     """One connection. `send_buffer` takes the bytes for the peer; `clock` returns monotonic seconds.
 
     The application counts in `buffered_bytes` what it holds of incomplete requests. `has_responded` is set when part of a
-    response is sent; `KeepaliveManager` clears it.
+    response is sent; `KeepaliveManager` clears it. `certificate` is that of the client, if it has shown one.
     """
+
+    certificate: CertificateNames | None = None
 
     def __init__(
         self, application: Application, options: Http2Options, clock: Callable[[], float], send_buffer: SendBuffer

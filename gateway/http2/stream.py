@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from weir.access.gate import CertificateNames
 from weir.gateway.http2.frames import (
     MAX_WINDOW,
     Flag,
@@ -67,6 +68,7 @@ class StreamConnection(Protocol):
     """What a stream needs of its `Connection`."""
 
     buffered_bytes: int
+    certificate: CertificateNames | None
     send_buffer: SendBuffer
 
     def respond(self, *pieces: bytes | memoryview) -> None:

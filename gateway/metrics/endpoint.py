@@ -11,8 +11,8 @@ from typing import NamedTuple
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from weir.access.policy.actions import Action
 from weir.bus.payloads.fetcher import PayloadFetcher
 from weir.bus.payloads.server import PayloadServer
 from weir.durable.api.reporting import read_counters, sum_counters
@@ -36,6 +36,9 @@ from weir.gateway.metrics.weir import (
 )
 from weir.http_server.client_connection import ConnectionLimits
 from weir.http_server.connection import HttpConnection
+from weir.http_server.door import HttpDoor
+from weir.http_server.responses import weir_error_response
+from weir.http_server.routing import Route
 from weir.runtime.loop_lag import process_health
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.processes.usage import process_usage
@@ -74,6 +77,7 @@ class MetricsEndpoint:
         durable_id: str = "",
     ) -> None:
         self._gateway_id = gateway_id
+        self._gate = context.gate
         self._statistics = context.statistics
         self._catalog = context.catalog
         self._inference = context.inference
@@ -99,7 +103,10 @@ class MetricsEndpoint:
         async def nothing(_request: Request) -> Response:
             return Response()
 
-        return Starlette(routes=[Route("/metrics", scrape), Route("/{path:path}", nothing)])
+        routes = [Route("/metrics", scrape, Action.METRICS), Route("/{path:path}", nothing, Action.METRICS)]
+        app = Starlette(routes=routes)
+        app.state.door = HttpDoor(self._gate, weir_error_response)
+        return app
 
     async def _page(self, renderer: Renderer) -> bytes:
         families = list(await self.families())

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from weir.access.policy.actions import Action
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.headers import pack_headers
 from weir.calls.in_flight import PendingRequest
@@ -129,6 +130,10 @@ class NatsCall(Call):
         model, version, headers, data = self._message
         if self.account is not None and not self.account.charge(self.kind, len(data)):
             raise no_memory()
+        gate = self.services.gate
+        if gate.is_on:
+            principal = gate.principal_of(headers.get("authorization", "").encode("latin-1", "replace"))
+            gate.check(principal, Action.INFER, model, version)
         served = self.services.catalog.resolve(model, version)
         return Document(served, model, version, data, headers.get(HEADER_LENGTH))
 

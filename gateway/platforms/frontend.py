@@ -18,9 +18,9 @@ from weir.calls.catalog import Catalog
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.exchange import InferExchange
 from weir.gateway.http.protocol import HttpProtocol, infer_route
-from weir.gateway.http.routing import error_response, weir_error_response
 from weir.http_server.asgi import HttpExchange
 from weir.http_server.connection import HttpConnection
+from weir.http_server.responses import error_response, weir_error_response
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.names import routed_path
 

@@ -20,9 +20,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.app import Gatekeeper
-from weir.gateway.http.routing import error_response, json_response, read_short_body
+from weir.gateway.http.routing import json_response, read_short_body
+from weir.http_server.door import HttpDoor, allows, check_model
+from weir.http_server.responses import error_response, weir_error_response
 from weir.http_server.routing import Route
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
 from weir.schemas.kserve.json_documents import load_json
@@ -120,34 +123,41 @@ class MultiModel:
 
         async def load(request: Request) -> Response:
             name, url = _load_request(load_json(await read_short_body(request)))
-            await self.load(name, url, request.headers.get(TARGET_HEADER, name))
+            model = request.headers.get(TARGET_HEADER, name)
+            check_model(request, model)
+            await self.load(name, url, model)
             return Response()
 
-        async def models(_request: Request) -> Response:
+        async def models(request: Request) -> Response:
             catalog, registered = self._context.catalog, self._registered()
-            ready = {name: folder for name, folder in registered.items() if catalog.served_model(name) is not None}
+            ready = {
+                name: folder
+                for name, folder in registered.items()
+                if catalog.served_model(name) is not None and allows(request, name)
+            }
             return json_response({"models": [_row(folder) for folder in ready.values()]})
 
         async def model(request: Request) -> Response:
-            _, folder = self._find(request.path_params["name"])
+            _, folder = self._allowed(request)
             return json_response(_row(folder))
 
         async def unload(request: Request) -> Response:
-            name, _ = self._find(request.path_params["name"])
+            name, _ = self._allowed(request)
             await self._repository.unload(name, with_dependents=True, by=_BY)
             await self._wait_unloaded(name)
             return Response()
 
         app = Starlette(
             routes=[
-                Route("/models", models, methods=["GET"]),
-                Route("/models/", models, methods=["GET"]),
-                Route("/models", load, methods=["POST"]),
-                Route("/models/{name}", model, methods=["GET"]),
-                Route("/models/{name}", unload, methods=["DELETE"]),
+                Route("/models", models, Action.METADATA, lists=True),
+                Route("/models/", models, Action.METADATA, lists=True),
+                Route("/models", load, Action.LOAD, methods=["POST"], lists=True),
+                Route("/models/{name}", model, Action.METADATA, lists=True),
+                Route("/models/{name}", unload, Action.LOAD, methods=["DELETE"], lists=True),
             ],
             exception_handlers={WeirError: _on_error, HTTPException: _on_unknown},
         )
+        app.state.door = HttpDoor(self._context.gate, weir_error_response)
         access, cross_site = self._context.access, self._context.cross_site
         for rejection in (
             lambda scope: cross_site.rejection(scope["method"], scope["path"], scope["headers"]),
@@ -203,6 +213,13 @@ class MultiModel:
                 return
             await asyncio.sleep(_UNLOAD_POLL_S)
 
+    def _allowed(self, request: Request) -> tuple[str, RegisteredFolder]:
+        """The model that the path names. Raises WeirError (NOT_FOUND), also where the sender may not know of it."""
+        found = self._find(request.path_params["name"])
+        if not allows(request, found[0]):
+            raise _not_loaded(request.path_params["name"])
+        return found
+
     def _registered(self) -> dict[str, RegisteredFolder]:
         return {name: folder for name, folder in self._repository.registered().items() if folder.alias}
 
@@ -210,7 +227,11 @@ class MultiModel:
         for name, folder in self._registered().items():
             if folder.alias == alias:
                 return name, folder
-        raise WeirError(ErrorCode.NOT_FOUND, f"model '{alias}' is not loaded")
+        raise _not_loaded(alias)
+
+
+def _not_loaded(alias: str) -> WeirError:
+    return WeirError(ErrorCode.NOT_FOUND, f"model '{alias}' is not loaded")
 
 
 def _load_request(document: Any) -> tuple[str, str]:

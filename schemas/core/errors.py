@@ -200,3 +200,8 @@ def retry_after_s(wait_us: float) -> int:
 def queue_full(model: str, reason: str) -> WeirError:
     """A RESOURCE_EXHAUSTED error (HTTP 429): the durable queue of `model` is full."""
     return WeirError(ErrorCode.RESOURCE_EXHAUSTED, f"the queue of model '{model}' is full: {reason}", retry_after_s=1)
+
+
+def unknown_model(name: str) -> WeirError:
+    """Triton's error for a model that there is not, or that the caller may not know of (NOT_FOUND)."""
+    return not_found(f"Request for unknown model: '{name}' is not found", Reason.UNKNOWN_MODEL)

@@ -132,7 +132,7 @@ ROOMS = {
     "http_server": (
         "connection_cap connection_memory own_hosts read_turns routing stall_detection",
         "asgi",
-        "body_reader client_connection",
+        "body_reader client_connection door responses",
         "connection",
         "listeners tls_listener",
     ),

@@ -18,7 +18,8 @@ from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decision, Decisions
 from weir.access.policy.rules import AccessPolicy
 from weir.access.principal import NOBODY, Principal, Proof
-from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.core.errors import ErrorCode, WeirError, unknown_model
+from weir.schemas.core.names import plain_name
 
 MAX_REMEMBERED = 10_000
 """Keys and tokens whose check is remembered."""
@@ -51,15 +52,19 @@ class VerifiesTokens(Protocol):
 
 
 class Gate:
-    """The decisions of one process. `clock` returns Unix seconds."""
+    """The decisions of one process. `clock` returns Unix seconds.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    `latest_version` returns the version of a model that serves requests which name none; 0 if that depends on the request.
+    """
+
+    def __init__(self, clock: Callable[[], float], latest_version: Callable[[str], int] = lambda _model: 0) -> None:
         self._clock = clock
         self._decisions: Decisions | None = None
         self._keys = KeyRing()
         self._tokens: VerifiesTokens | None = None
         self._by_certificate: Mapping[str, Principal] = {}
         self._passes: dict[bytes, Pass] = {}
+        self.latest_version = latest_version
 
     # What it goes by
 
@@ -134,41 +139,50 @@ class Gate:
 
     # What
 
-    def decide(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> Decision:
-        """Whether `principal` may do this, as `Decisions.decide`; everybody may do everything without a policy."""
-        if self._decisions is None:
-            return _OPEN
-        return self._decisions.decide(principal, action, model, version)
+    def decide(self, principal: Principal, action: Action, model: str = "", version: str = "") -> Decision:
+        """Whether `principal` may do this to `model` ("": to the server), and why. The `version` "" is the latest.
 
-    def may(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> bool:
-        """Whether `principal` may do this, for lists, which leave out what it may not see."""
-        return self._decisions is None or self._decisions.decide(principal, action, model, version).is_allowed
-
-    def check(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> None:
-        """Raises the error for a request that `principal` may not send.
-
-        UNAUTHENTICATED for one who has shown nothing; `HiddenModel` where it may do nothing at all with the model, so that
-        the door answers as for a model that does not exist; else PERMISSION_DENIED.
+        Rules match plain names: they hold in each namespace.
         """
         decisions = self._decisions
         if decisions is None:
+            return _OPEN
+        number = 0
+        if decisions.has_versions and model:
+            number = int(version) if version.isascii() and version.isdigit() and len(version) < 20 else 0
+            number = number or (self.latest_version(model) if not version else 0)
+        return decisions.decide(principal, action, plain_name(model), number)
+
+    def may(self, principal: Principal, action: Action, model: str = "", version: str = "") -> bool:
+        """Whether `principal` may do this, for lists, which leave out what it may not see."""
+        return self._decisions is None or self.decide(principal, action, model, version).is_allowed
+
+    def check(self, principal: Principal, action: Action, model: str = "", version: str = "") -> None:
+        """Raises the error for a request that `principal` may not send.
+
+        UNAUTHENTICATED for one who has shown nothing. NOT_FOUND where it may do nothing at all with the model, whether or
+        not there is one of this name; else PERMISSION_DENIED.
+        """
+        if self._decisions is None:
             return
-        decision = decisions.decide(principal, action, model, version)
+        decision = self.decide(principal, action, model, version)
         if decision.is_allowed:
             return
         if principal.proof is Proof.NONE:
             raise unauthenticated(f"{decision.why}; show a key or a token in the header Authorization")
-        if model and action.is_of_model and not decisions.knows(principal, model):
-            raise HiddenModel
+        if model and action.is_of_model and not self._decisions.knows(principal, plain_name(model)):
+            raise unknown_model(model)
         raise WeirError(ErrorCode.PERMISSION_DENIED, decision.why)
+
+    def check_any(self, principal: Principal, action: Action) -> None:
+        """As `check`, for a list: raises if `principal` may do this to no model at all."""
+        if self._decisions is None or self._decisions.is_any_allowed(principal, action):
+            return
+        self.check(principal, action)
 
     def may_act_for_tenants(self, principal: Principal) -> bool:
         """Whether the principal's requests may name a tenant. True without a policy: the header is all that there is."""
         return self._decisions is None or self._decisions.may_act_for_tenants(principal)
-
-
-class HiddenModel(Exception):
-    """The principal may do nothing with the model: what it is told is what it would be told without the model."""
 
 
 def unauthenticated(message: str) -> WeirError:

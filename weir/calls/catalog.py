@@ -22,7 +22,7 @@ from weir.calls.traffic.split import TrafficSplit
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.config.parameters import ParameterError
 from weir.schemas.config.traffic import TrafficRule, rule_of
-from weir.schemas.core.errors import Reason, WeirError, invalid, not_found, overloaded, unavailable
+from weir.schemas.core.errors import Reason, WeirError, invalid, not_found, overloaded, unavailable, unknown_model
 from weir.schemas.core.names import namespace_of, plain_name
 from weir.schemas.kserve.normalizer import RequestNormalizer
 from weir.schemas.wire.registry import UNLOADED, ModelRecord, ModelState, VersionRecord, WorkerRecord
@@ -211,6 +211,11 @@ class Catalog:
         if version and version != str(int(version)):
             return self.resolve(name, str(int(version)))  # Triton accepts any spelling of the number
         raise self._error(name, version)
+
+    def latest_version(self, name: str) -> int:
+        """The version that serves requests which name none; 0 for an unknown model, and where a split chooses it."""
+        served = self._served.get(name) or self._only_one_called(name)
+        return 0 if served is None or served.split is not None else served.versions[-1]
 
     def is_ready(self, name: str, version: str) -> bool:
         """Whether a live worker serves this version and can run it now; False for an unknown one.
@@ -438,7 +443,7 @@ class Catalog:
         if warmup_error is not None:
             return warmup_error
         if not records and not (version and name in self._away):
-            return not_found(f"Request for unknown model: '{name}' is not found", Reason.UNKNOWN_MODEL)
+            return unknown_model(name)
         if not version:
             text = f"Request for unknown model: '{name}' has no available versions"
             return not_found(text + self._failure(records), Reason.NOT_READY)

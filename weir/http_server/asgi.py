@@ -9,12 +9,18 @@ from typing import Any, Protocol
 
 from weir.http_server.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
 from weir.runtime.containment import report
-from weir.schemas.core.errors import WeirError, internal
+from weir.schemas.core.errors import ErrorCode, WeirError, internal
 from weir.schemas.core.request_limits import too_large
 from weir.schemas.kserve.response import error_body
 
 CONNECTION_KEY = "weir.connection"
 """Where the ASGI scope holds the `HttpConnection` that a request came by."""
+
+CERTIFICATE_KEY = "weir.certificate"
+"""Where the ASGI scope holds the `CertificateNames` of the client, None without a certificate."""
+
+CHALLENGE = 'Bearer realm="weir", Basic realm="weir"'
+"""How a client may show who it is (`WWW-Authenticate`). Browsers ask for a password on the second. Source: RFC 9110, 11."""
 
 DISCARD_S = 5.0
 """How long the rest of a rejected body is read and dropped, so that its client can read the response before the connection
@@ -303,4 +309,6 @@ def raw_error_response(error: WeirError, status: int = 0) -> tuple[bytes, bytes]
     extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
     if error.retry_after_s:
         extra = b"Retry-After: %d\r\n" % error.retry_after_s
+    elif error.code is ErrorCode.UNAUTHENTICATED:
+        extra = b"WWW-Authenticate: %b\r\n" % CHALLENGE.encode()
     return b"%sContent-Type: application/json\r\n%s" % (_STATUS_LINES[status or error.http_status], extra), body

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from weir.access.gate import CertificateNames
 from weir.http_server.asgi import raw_error_response
 from weir.http_server.connection_cap import ConnectionCap, principal_of
 from weir.http_server.connection_memory import ConnectionMemory
@@ -47,6 +48,8 @@ class ClientConnection(asyncio.Protocol, ABC):
     memory: ConnectionMemory
     turns: ReadTurns
     has_served = False
+    certificate: CertificateNames | None = None
+    """The names in the certificate of the client, if it has shown one."""
 
     def __init__(self, limits: ConnectionLimits, connections: set[Any]) -> None:
         self.loop = asyncio.get_running_loop()

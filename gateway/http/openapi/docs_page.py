@@ -16,9 +16,11 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from weir.gateway.http.routing import Handler, conditional_response, error_response
+from weir.access.policy.actions import Action
+from weir.gateway.http.routing import conditional_response
+from weir.http_server.responses import error_response
+from weir.http_server.routing import Handler, Route
 
 DOCS_PATH = "/docs"
 
@@ -75,7 +77,7 @@ def docs_routes(folder: Path = VENDOR.parent) -> list[Route]:
 
 
 def _page(path: str, handler: Handler) -> Route:
-    return Route(path, handler, methods=["GET"], include_in_schema=False)
+    return Route(path, handler, Action.METADATA, lists=True, include_in_schema=False)
 
 
 def _read(folder: Path) -> dict[str, _File]:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
 
+from weir.access.policy.actions import Action
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.openapi.description import ApiDescription
 from weir.gateway.http.openapi.docs_page import DOCS_PATH, docs_routes
 from weir.gateway.http.routing import conditional_response, get
+from weir.http_server.routing import Route
 
 DOCUMENT_PATH = "/openapi.json"
 
@@ -45,7 +46,7 @@ def openapi_routes(context: GatewayContext) -> list[Route]:
         return PlainTextResponse(_ROOT)
 
     return [
-        Route("/", root, methods=["GET"], include_in_schema=False),
-        get(DOCUMENT_PATH, openapi),
+        Route("/", root, Action.METADATA, lists=True, include_in_schema=False),
+        get(DOCUMENT_PATH, openapi, Action.METADATA),
         *docs_routes(),
     ]

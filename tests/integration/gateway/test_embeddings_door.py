@@ -21,20 +21,23 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tests.support.access.doors import application
 from tests.support.clients.inference_caller import Caller, caller
 from tests.support.models.zoo import write_streamer
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import eventually
+from weir.access.policy.actions import Action
 from weir.calls.catalog import ServedModel
 from weir.calls.inference.call import MAX_WAITING_BYTES
 from weir.calls.inference.documents import Document
 from weir.gateway.access import OPEN
 from weir.gateway.http.events import EventCall, EventResponse
-from weir.gateway.http.routing import post, weir_error_response
+from weir.gateway.http.routing import post
 from weir.http_server.client_connection import ConnectionLimits
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
+from weir.http_server.responses import weir_error_response
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import Offload
 from weir.schemas.core.errors import WeirError, invalid
@@ -87,7 +90,7 @@ def embeddings_app(context: Any, calls: list[EventCall]) -> Starlette:
             return weir_error_response(error)
         return EventResponse(call, is_stream=bool(load_json(body).get("stream")))
 
-    return Starlette(routes=[post("/v1/embeddings", embeddings)])
+    return application([post("/v1/embeddings", embeddings, Action.INFER, lists=True)])
 
 
 # Its tests

@@ -40,6 +40,9 @@ class Decisions:
                 for action in rule.actions:
                     actions.setdefault(action, []).append(_granted(name, number, rule))
             self._granted[name] = actions
+        rules = [rule for role in policy.roles.values() for rule in role.rules]
+        self.has_versions = any(rule.versions is not None for rule in rules)
+        """Whether any rule is for some versions only."""
         self._acting = frozenset(name for name, role in policy.roles.items() if role.acts_for_tenants)
         self._remembered: dict[tuple[frozenset[str], Action, str, int], Decision] = {}
 
@@ -65,6 +68,10 @@ class Decisions:
             if action.is_of_model and action is not Action.HEALTH
             for granted in rules
         )
+
+    def is_any_allowed(self, principal: Principal, action: Action) -> bool:
+        """Whether `principal` may do this to some model or version of it."""
+        return any(self._granted.get(role, {}).get(action) for role in (*principal.roles, ANONYMOUS))
 
     def may_act_for_tenants(self, principal: Principal) -> bool:
         """Whether a role of `principal` lets its requests name a tenant."""

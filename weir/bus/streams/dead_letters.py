@@ -23,7 +23,7 @@ from weir.bus.nats.headers import header_rows, pack_headers
 from weir.bus.nats.jetstream import EXPECTED_SEQUENCE, StoredMessage
 from weir.bus.streams.acked_publisher import AckedPublisher
 from weir.bus.streams.stored_objects import has_object, remove_object
-from weir.schemas.core.errors import not_found, unavailable
+from weir.schemas.core.errors import WeirError, not_found, unavailable
 from weir.schemas.wire.terminal import Attempt, Outcome, TerminalRecord, unpack_history
 
 SETTLING_S = 30.0
@@ -67,6 +67,11 @@ class DeadLetter:
     def original_headers(self) -> list[tuple[str, str]]:
         """The headers it was published with, except those of JetStream."""
         return [(name, value) for name, value in self.rows if not name.lower().startswith(_ADDED_HEADERS)]
+
+
+def no_letter(sequence: int) -> WeirError:
+    """The error for a sequence of which there is no letter (NOT_FOUND)."""
+    return not_found(f"there is no dead letter of sequence {sequence}")
 
 
 class DeadLetters:
@@ -114,7 +119,7 @@ class DeadLetters:
             with contextlib.suppress(NotFoundError):
                 message = await self._bus.jetstream.stored(subjects.DEAD_STREAM, sequence=sequence)
         if message is None:
-            raise not_found(f"there is no dead letter of sequence {sequence}")
+            raise no_letter(sequence)
         return _letter(message)
 
     async def replay(self, letter: DeadLetter, has_new_id: bool = False) -> str:

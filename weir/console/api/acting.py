@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.calls.gateway_api import Response as ApiResponse
 from weir.console.api.context import ConsoleContext
 from weir.console.api.responses import error_response
@@ -78,20 +79,49 @@ def _model_routes(context: ConsoleContext) -> list[Route]:
     return [
         *(
             Route(
-                f"/api/models/{{name:path}}/{action}", _changing(context, "POST", of_repository(sent)), methods=["POST"]
+                f"/api/models/{{name:path}}/{action}",
+                _changing(context, "POST", of_repository(sent)),
+                Action.CONSOLE_CHANGE,
+                methods=["POST"],
             )
             for action, sent in (("load", "load"), ("reload", "load"), ("unload", "unload"))
         ),
-        Route("/api/models/{name:path}/traffic", _changing(context, "PUT", traffic), methods=["PUT"]),
-        Route("/api/models/{name:path}/traffic", _changing(context, "DELETE", traffic), methods=["DELETE"]),
+        Route(
+            "/api/models/{name:path}/traffic",
+            _changing(context, "PUT", traffic),
+            Action.CONSOLE_CHANGE,
+            methods=["PUT"],
+        ),
+        Route(
+            "/api/models/{name:path}/traffic",
+            _changing(context, "DELETE", traffic),
+            Action.CONSOLE_CHANGE,
+            methods=["DELETE"],
+        ),
         Route(
             "/api/models/{name:path}/traffic/ramp",
             _changing(context, "POST", of_model("/traffic/ramp")),
+            Action.CONSOLE_CHANGE,
             methods=["POST"],
         ),
-        Route("/api/models/{name:path}/traffic/shadow", _changing(context, "PUT", shadow), methods=["PUT"]),
-        Route("/api/models/{name:path}/traffic/shadow", _changing(context, "DELETE", shadow), methods=["DELETE"]),
-        Route("/api/models/{name:path}/rollback", _changing(context, "POST", of_model("/rollback")), methods=["POST"]),
+        Route(
+            "/api/models/{name:path}/traffic/shadow",
+            _changing(context, "PUT", shadow),
+            Action.CONSOLE_CHANGE,
+            methods=["PUT"],
+        ),
+        Route(
+            "/api/models/{name:path}/traffic/shadow",
+            _changing(context, "DELETE", shadow),
+            Action.CONSOLE_CHANGE,
+            methods=["DELETE"],
+        ),
+        Route(
+            "/api/models/{name:path}/rollback",
+            _changing(context, "POST", of_model("/rollback")),
+            Action.CONSOLE_CHANGE,
+            methods=["POST"],
+        ),
     ]
 
 
@@ -104,13 +134,18 @@ def _job_routes(context: ConsoleContext) -> list[Route]:
         return lambda request: f"/v2/jobs/{_quoted(request, 'id')}{suffix}"
 
     return [
-        Route("/api/jobs", _reading(context, jobs)),
-        Route("/api/jobs", _changing(context, "POST", jobs), methods=["POST"]),
-        Route("/api/jobs/{id}", _reading(context, of_job())),
-        Route("/api/jobs/{id}", _changing(context, "DELETE", of_job()), methods=["DELETE"]),
-        Route("/api/jobs/{id}/result", _reading(context, of_job("/result"))),
+        Route("/api/jobs", _reading(context, jobs), Action.CONSOLE_READ),
+        Route("/api/jobs", _changing(context, "POST", jobs), Action.CONSOLE_CHANGE, methods=["POST"]),
+        Route("/api/jobs/{id}", _reading(context, of_job()), Action.CONSOLE_READ),
+        Route("/api/jobs/{id}", _changing(context, "DELETE", of_job()), Action.CONSOLE_CHANGE, methods=["DELETE"]),
+        Route("/api/jobs/{id}/result", _reading(context, of_job("/result")), Action.CONSOLE_READ),
         *(
-            Route(f"/api/jobs/{{id}}/{action}", _changing(context, "POST", of_job(f"/{action}")), methods=["POST"])
+            Route(
+                f"/api/jobs/{{id}}/{action}",
+                _changing(context, "POST", of_job(f"/{action}")),
+                Action.CONSOLE_CHANGE,
+                methods=["POST"],
+            )
             for action in ("pause", "resume", "cancel", "retry")
         ),
     ]

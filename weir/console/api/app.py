@@ -10,14 +10,17 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.console.api.acting import acting_routes
-from weir.console.api.context import ConsoleContext
+from weir.console.api.context import AUTHORIZATION, ConsoleContext
 from weir.console.api.dead_letters import dead_letter_routes
 from weir.console.api.inference import inference_routes
 from weir.console.api.page import page_routes
 from weir.console.api.reading import reading_routes
 from weir.console.api.requests import request_routes
 from weir.console.api.responses import error_response
+from weir.http_server.door import HttpDoor, authorization_of
 from weir.http_server.own_hosts import OwnHosts
+from weir.http_server.responses import weir_error_response
+from weir.http_server.routing import Route
 
 _COMPRESSED_BYTES = 4096
 _COMPRESSION_LEVEL = 1
@@ -28,7 +31,7 @@ def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str]
 
     `allowed_hosts` are further names of its host (`OwnHosts`). Raises ValueError for one that is none.
     """
-    return Starlette(
+    app = Starlette(
         routes=[
             *page_routes(),
             *reading_routes(context),
@@ -42,6 +45,17 @@ def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str]
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_BYTES, compresslevel=_COMPRESSION_LEVEL),
         ],
     )
+    app.state.door = ConsoleDoor(context.gate, weir_error_response)
+    return app
+
+
+class ConsoleDoor(HttpDoor):
+    """The door of the console. A request that it lets in is sent on to gateways as that of the same principal."""
+
+    def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
+        """Implements `Door.rejection`."""
+        AUTHORIZATION.set(authorization_of(scope["headers"]).decode("latin-1"))
+        return super().rejection(scope, route)
 
 
 class OwnPageCheck:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import orjson
 
+from weir.access.gate import Gate
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.replies import ReplyInbox
 from weir.bus.streams.dead_letters import DeadLetters
@@ -23,6 +26,9 @@ INDEX_INTERVAL_S = 2.0
 
 INDEX_TIMEOUT_S = 3.0
 """How long the index waits for a gateway, which itself waits for workers."""
+
+AUTHORIZATION: ContextVar[str] = ContextVar("authorization", default="")
+"""The `Authorization` header of the request that is being answered: gateways decide by it."""
 
 NO_GATEWAY = "no gateway replies: requests can be sent again once one does"
 
@@ -45,6 +51,8 @@ class ConsoleContext:
     broker_url: str
     allows_changes: bool
     access_file: str = ""
+    gate: Gate = field(default_factory=partial(Gate, time.time))
+    _indexed_for: str = field(default="", init=False)
     _index: Sequence[Mapping[str, Any]] = field(default=(), init=False)
     _indexed_s: float = field(default=float("-inf"), init=False)
 
@@ -61,13 +69,13 @@ class ConsoleContext:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> ApiResponse:
-        """The response of a gateway to a request of its HTTP API.
+        """The response of a gateway to a request of its HTTP API, in the name of whoever asks the console.
 
         Raises WeirError if no gateway responds: at once where none has announced itself lately, else after `timeout_s`.
         """
         if not self.view.has_gateway:
             raise unavailable(NO_GATEWAY)
-        return await self.gateway.request(method, path, headers or {}, body, timeout_s)
+        return await self.gateway.request(method, path, {**(headers or {}), **own_authorization()}, body, timeout_s)
 
     async def read_gateway(self, path: str) -> Any:
         """The JSON document at `path` of a gateway's HTTP API; None if there is none, or no gateway responds."""
@@ -79,11 +87,18 @@ class ConsoleContext:
 
     async def repository_index(self) -> Sequence[Mapping[str, Any]]:
         """The models in the repositories, loaded or not; as they were last known while no gateway responds."""
-        if time.monotonic() >= self._indexed_s + INDEX_INTERVAL_S:
-            self._indexed_s = time.monotonic()
+        asker = AUTHORIZATION.get()
+        if time.monotonic() >= self._indexed_s + INDEX_INTERVAL_S or asker != self._indexed_for:
+            self._indexed_s, self._indexed_for = time.monotonic(), asker
             try:
                 response = await self.ask_gateway("POST", "/v2/repository/index", b"{}", timeout_s=INDEX_TIMEOUT_S)
                 self._index = orjson.loads(response.body) if response.status == 200 else ()
             except (WeirError, orjson.JSONDecodeError):
                 pass
         return self._index
+
+
+def own_authorization() -> dict[str, str]:
+    """The header with which a request is sent on in the name of whoever asks the console; empty where it shows nothing."""
+    shown = AUTHORIZATION.get()
+    return {"authorization": shown} if shown else {}

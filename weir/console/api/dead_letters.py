@@ -9,10 +9,12 @@ from nats.errors import Error as NatsError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from weir.bus.streams.dead_letters import DeadLetter
+from weir.access.policy.actions import Action
+from weir.bus.streams.dead_letters import DeadLetter, no_letter
 from weir.console.api.acting import guarded
 from weir.console.api.context import ConsoleContext
 from weir.console.api.responses import error_response, json_response, read_integer
+from weir.http_server.door import allows
 from weir.http_server.routing import Route
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.names import model_identity
@@ -33,13 +35,14 @@ def dead_letter_routes(context: ConsoleContext) -> list[Route]:
     def changing(handler: _Handler) -> _Handler:
         return guarded(_reporting(handler), context.allows_changes)
 
+    dead = Action.DEAD_LETTERS
     return [
-        Route("/api/dead", _reporting(routes.listed)),
-        Route("/api/dead/replay", changing(routes.replay_all), methods=["POST"]),
-        Route("/api/dead/purge", changing(routes.purge_all), methods=["POST"]),
-        Route("/api/dead/{sequence:int}", _reporting(routes.shown)),
-        Route("/api/dead/{sequence:int}/replay", changing(routes.replay), methods=["POST"]),
-        Route("/api/dead/{sequence:int}", changing(routes.remove), methods=["DELETE"]),
+        Route("/api/dead", _reporting(routes.listed), dead, lists=True),
+        Route("/api/dead/replay", changing(routes.replay_all), dead, methods=["POST"], lists=True),
+        Route("/api/dead/purge", changing(routes.purge_all), dead, methods=["POST"]),
+        Route("/api/dead/{sequence:int}", _reporting(routes.shown), dead, lists=True),
+        Route("/api/dead/{sequence:int}/replay", changing(routes.replay), dead, methods=["POST"], lists=True),
+        Route("/api/dead/{sequence:int}", changing(routes.remove), dead, methods=["DELETE"], lists=True),
     ]
 
 
@@ -56,28 +59,38 @@ class _DeadLetterRoutes:
         if limit is None or not 0 < limit <= MAX_LETTERS:
             return error_response(400, f"limit must be a number from 1 to {MAX_LETTERS}")
         model = request.query_params.get("model", "")
-        letters = await self._dead.newest(limit, model)
+        letters = [letter for letter in await self._dead.newest(limit, model) if allows(request, letter.model)]
         counted = (await self._view.status()).dead
-        total = sum(row.letters for row in counted if model in ("", model_identity(row.model, row.namespace)))
+        shown = [row for row in counted if model in ("", model_identity(row.model, row.namespace))]
+        total = sum(row.letters for row in shown if allows(request, row.model))
         return json_response({"total": total, "letters": [_row(letter) for letter in letters]})
 
     async def shown(self, request: Request) -> Response:
         """One letter with its headers and the first part of its body."""
-        return json_response(_details(await self._dead.get(request.path_params["sequence"])))
+        return json_response(_details(await self._letter(request)))
 
     async def replay(self, request: Request) -> Response:
         """Publishes one letter again."""
-        letter = await self._dead.get(request.path_params["sequence"])
+        letter = await self._letter(request)
         return json_response({"replayed": 1, "id": await self._dead.replay(letter)})
 
     async def remove(self, request: Request) -> Response:
         """Deletes one letter."""
-        await self._dead.purge(await self._dead.get(request.path_params["sequence"]))
+        await self._dead.purge(await self._letter(request))
         return json_response({"purged": 1})
+
+    async def _letter(self, request: Request) -> DeadLetter:
+        """The letter that the path names. Raises WeirError, also for one of a model that the sender may not know of."""
+        sequence = request.path_params["sequence"]
+        letter = await self._dead.get(sequence)
+        if not allows(request, letter.model):
+            raise no_letter(sequence)
+        return letter
 
     async def replay_all(self, request: Request) -> Response:
         """Publishes the newest letters again, oldest first, and lists those that could not be."""
-        letters = await self._dead.newest(MAX_LETTERS, request.query_params.get("model", ""))
+        newest = await self._dead.newest(MAX_LETTERS, request.query_params.get("model", ""))
+        letters = [letter for letter in newest if allows(request, letter.model)]
         kept: list[dict[str, Any]] = []
         for letter in reversed(letters):
             try:

@@ -11,11 +11,12 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.bus.message import Message
 from weir.bus.naming import subjects
 from weir.bus.nats.headers import pack_headers, parse_headers
 from weir.console.api.acting import MAX_BODY_BYTES, guarded, read_body
-from weir.console.api.context import NO_GATEWAY, ConsoleContext
+from weir.console.api.context import NO_GATEWAY, ConsoleContext, own_authorization
 from weir.console.api.observed import spans_of
 from weir.console.api.responses import error_response, json_response, read_integer
 from weir.http_server.routing import Route
@@ -75,7 +76,7 @@ def inference_routes(context: ConsoleContext) -> list[Route]:
             }
         )
 
-    return [Route("/api/try/{name:path}", guarded(try_model), methods=["POST"])]
+    return [Route("/api/try/{name:path}", guarded(try_model), Action.INFER, methods=["POST"], model_parameter="name")]
 
 
 def _with_id(body: bytes, header_length: int | None) -> _Sent | None:
@@ -106,7 +107,9 @@ async def _responses(context: ConsoleContext, subject: str, sent: _Sent) -> list
             received.append(message)
         return message.status == "503" or parse_headers(message.header_block).get("weir-final", "true") == "true"
 
-    headers = {} if sent.header_length is None else {_HEADER_LENGTH: str(sent.header_length)}
+    headers = own_authorization()
+    if sent.header_length is not None:
+        headers[_HEADER_LENGTH] = str(sent.header_length)
     gathering = asyncio.ensure_future(
         context.replies.gather(
             [subject], sent.body, is_complete, timeout_s=TIMEOUT_S, header_block=pack_headers(headers)

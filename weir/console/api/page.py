@@ -10,7 +10,9 @@ from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+
+from weir.access.policy.actions import Action
+from weir.http_server.routing import Route
 
 WEB_FOLDER = Path(__file__).parents[1] / "web"
 
@@ -43,7 +45,7 @@ def page_routes(folder: Path = WEB_FOLDER) -> list[Route]:
             return PlainTextResponse("Not Found", 404)
         return _file_response(request, name, content, policy)
 
-    return [Route("/", page), Route("/web/{path:path}", file)]
+    return [Route("/", page, Action.CONSOLE_READ), Route("/web/{path:path}", file, Action.CONSOLE_READ)]
 
 
 def _policy(index: bytes) -> str:

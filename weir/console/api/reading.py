@@ -11,6 +11,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.calls.catalog import ServedModel
 from weir.cluster.counters.version_totals import VersionTotals
 from weir.console.api.context import ConsoleContext
@@ -69,11 +70,11 @@ def reading_routes(context: ConsoleContext) -> list[Route]:
         return json_response(await _details(context, name, served))
 
     return [
-        Route("/api/session", session),
-        Route("/api/status", status),
-        Route("/api/series", series),
-        Route("/api/models", models),
-        Route("/api/models/{name:path}", model),
+        Route("/api/session", session, Action.CONSOLE_READ),
+        Route("/api/status", status, Action.CONSOLE_READ),
+        Route("/api/series", series, Action.CONSOLE_READ),
+        Route("/api/models", models, Action.CONSOLE_READ),
+        Route("/api/models/{name:path}", model, Action.CONSOLE_READ),
     ]
 
 

@@ -9,6 +9,7 @@ from nats.js.errors import NotFoundError
 from starlette.requests import Request
 from starlette.responses import Response
 
+from weir.access.policy.actions import Action
 from weir.bus.naming import durable_subjects
 from weir.console.api.context import ConsoleContext
 from weir.console.api.observed import batch_page, trace_details, trace_row
@@ -63,9 +64,9 @@ def request_routes(context: ConsoleContext) -> list[Route]:
         return json_response(batch_page(observation.batches(model, after), context.view.catalog, model))
 
     return [
-        Route("/api/batching", batching),
-        Route("/api/requests", listed),
-        Route("/api/requests/{id:path}", shown),
+        Route("/api/batching", batching, Action.CONSOLE_READ),
+        Route("/api/requests", listed, Action.CONSOLE_READ),
+        Route("/api/requests/{id:path}", shown, Action.CONSOLE_READ),
     ]
 
 

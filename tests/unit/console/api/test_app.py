@@ -12,6 +12,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from tests.support.access.doors import application
 from weir.calls.gateway_api import Response as ApiResponse
 from weir.cluster.observation.store import BatchPage
 from weir.cluster.status.snapshot import ClusterStatus
@@ -296,7 +297,7 @@ async def test_the_page_s_files_have_validators_and_a_strict_policy(tmp_path: Pa
     (tmp_path / "vendor").mkdir()
     (tmp_path / "vendor" / "lib.mjs").write_text("export {}")
     (tmp_path / "index.html").write_text('<!doctype html><script type="importmap">{"imports":{}}</script>')
-    client = browser(Starlette(routes=page_routes(tmp_path)))
+    client = browser(application(page_routes(tmp_path)))
     page = await client.get("/")
     policy = page.headers["content-security-policy"]
     assert "script-src 'self' 'sha256-" in policy
@@ -310,6 +311,6 @@ async def test_the_page_s_files_have_validators_and_a_strict_policy(tmp_path: Pa
 
 async def test_without_its_libraries_the_page_says_how_to_get_them(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html>")
-    response = await browser(Starlette(routes=page_routes(tmp_path))).get("/")
+    response = await browser(application(page_routes(tmp_path))).get("/")
     assert response.status_code == 503
     assert "make web" in response.text

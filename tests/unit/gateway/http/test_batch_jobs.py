@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 
+from tests.support.access.doors import application
 from weir.gateway.http.batch_jobs import batch_job_routes
-from weir.gateway.http.routing import error_response, weir_error_response
+from weir.http_server.responses import error_response, weir_error_response
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.request_limits import RequestLimits
 
@@ -89,7 +89,7 @@ def client(jobs: Jobs | None) -> Client:
         return error_response(cast(HTTPException, error).status_code, "")
 
     handlers: Any = {WeirError: on_weir_error, HTTPException: on_http_error}
-    return Client(Starlette(routes=batch_job_routes(cast(Any, context)), exception_handlers=handlers))
+    return Client(application(batch_job_routes(cast(Any, context)), exception_handlers=handlers))
 
 
 def test_without_a_service_there_are_no_routes() -> None:

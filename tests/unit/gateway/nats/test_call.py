@@ -9,6 +9,7 @@ from typing import Any, cast
 import orjson
 import pytest
 
+from tests.support.access.doors import open_gate
 from weir.bus.nats.headers import parse_headers
 from weir.calls.catalog import ServedModel
 from weir.calls.request_headers import read_headers
@@ -41,6 +42,7 @@ class Caller:
         self.ledger = ledger or MemoryLedger()
         served = ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {})
         context = SimpleNamespace(
+            gate=open_gate(),
             catalog=SimpleNamespace(resolve=lambda _name, _version: served),
             inference=SimpleNamespace(submit=lambda *_, **__: "pending", cancel=self._cancel),
             ledger=self.ledger,

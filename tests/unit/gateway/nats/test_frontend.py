@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.access.doors import open_gate
 from weir.bus.nats.headers import pack_headers, parse_headers
 from weir.calls.catalog import ServedModel
 from weir.gateway.nats import call as nats_call
@@ -83,6 +84,7 @@ class World:
         self.inference = Inference()
         self.ledger = MemoryLedger()
         context = SimpleNamespace(
+            gate=open_gate(),
             catalog=Catalog(),
             inference=self.inference,
             ledger=self.ledger,

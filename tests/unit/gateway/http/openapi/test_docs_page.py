@@ -6,16 +6,16 @@ from pathlib import Path
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
+from tests.support.access.doors import application
 from weir.gateway.http.openapi.docs_page import FILES, NOT_BUILT, VENDOR, docs_routes
 
 PATHS = {file: "/docs" if file.endswith(".html") else f"/docs/{Path(file).name}" for file in FILES}
 
 
 def client(folder: Path) -> httpx.AsyncClient:
-    application = Starlette(routes=docs_routes(folder))
-    return httpx.AsyncClient(transport=httpx.ASGITransport(application), base_url="http://weir")
+    app = application(docs_routes(folder))
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://weir")
 
 
 @pytest.fixture

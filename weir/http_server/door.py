@@ -1,0 +1,71 @@
+"""`HttpDoor`: asks the gate about each request of an ASGI application, and says who sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Scope
+
+from weir.access.gate import Gate
+from weir.access.policy.actions import Action
+from weir.access.principal import NOBODY, Principal
+from weir.http_server.asgi import CERTIFICATE_KEY
+from weir.http_server.routing import Route
+from weir.schemas.core.errors import WeirError
+
+_PRINCIPAL_KEY = "weir.principal"
+
+
+class HttpDoor:
+    """The door of one application. `respond` makes what answers with an error."""
+
+    def __init__(self, gate: Gate, respond: Callable[[WeirError], ASGIApp]) -> None:
+        self.gate = gate
+        self._respond = respond
+
+    def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
+        """Implements `Door.rejection`. A request that is let in has its principal in its scope (`principal_of`)."""
+        gate = self.gate
+        if not gate.is_on:
+            return None
+        parameters = scope["path_params"]
+        try:
+            principal = gate.principal_of(authorization_of(scope["headers"]), scope.get(CERTIFICATE_KEY))
+            if route.lists:
+                gate.check_any(principal, route.action)
+            else:
+                model, version = parameters.get(route.model_parameter, ""), parameters.get("version", "")
+                gate.check(principal, route.action, model, version)
+        except WeirError as error:
+            return self._respond(error)
+        scope[_PRINCIPAL_KEY] = principal
+        return None
+
+
+def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The first `Authorization` header, with names in lower case; b"" without one."""
+    return next((value for name, value in headers if name == b"authorization"), b"")
+
+
+def principal_of(request: Request) -> Principal:
+    """Who sends this request, which the door has let in."""
+    principal: Principal = request.scope.get(_PRINCIPAL_KEY, NOBODY)
+    return principal
+
+
+def check_model(request: Request, model: str, version: str = "") -> None:
+    """For a route that `lists`: raises WeirError where its sender may not do the route's action to this model."""
+    door, route = _asked(request)
+    door.gate.check(principal_of(request), route.action, model, version)
+
+
+def allows(request: Request, model: str, action: Action | None = None) -> bool:
+    """For a route that `lists`: whether its sender may do the route's action, or this one, to this model."""
+    door, route = _asked(request)
+    return door.gate.may(principal_of(request), action or route.action, model)
+
+
+def _asked(request: Request) -> tuple[HttpDoor, Route]:
+    door, route = request.app.state.door, request.scope["route"]
+    return door, route
