@@ -17,7 +17,7 @@ from weir.durable.api.errors import broker_unavailable, reject_region
 from weir.durable.api.options import AsyncRequestOptions
 from weir.gateway.access import add_parameters
 from weir.gateway.context import GatewayContext
-from weir.gateway.grpc.call import CallMetadata, UnaryCall
+from weir.gateway.grpc.call import UnaryCall
 from weir.gateway.grpc.codec import write_parameters
 from weir.gateway.grpc.infer import UNARY, RequestMessage
 from weir.gateway.grpc.messages import Message
@@ -52,7 +52,7 @@ class AsyncInferHandler:
 
     async def _store(self, call: UnaryCall, source: RequestMessage) -> None:
         try:
-            response = await self._stored(call.head, source)
+            response = await self._stored(call, source)
         except BROKER_ERRORS:
             _fail(call, broker_unavailable())
         except Exception as error:  # noqa: BLE001 - those without a status are reported
@@ -60,9 +60,12 @@ class AsyncInferHandler:
         else:
             call.send(response, is_last=True)
 
-    async def _stored(self, head: CallMetadata, source: RequestMessage) -> bytes:
+    async def _stored(self, call: UnaryCall, source: RequestMessage) -> bytes:
+        head = call.head
         served, request = await read_request(UNARY, source, self._read_context, self._offload)
-        options = AsyncRequestOptions.of(head.async_headers or (), self._async_requests.rules, served.sticky_header)
+        principal = None if call.gate is None else call.principal
+        rules = self._async_requests.rules
+        options = AsyncRequestOptions.of(head.async_headers or (), rules, served.sticky_header, principal)
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
         chunks, header_length = build_infer_request(request)

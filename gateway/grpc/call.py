@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weir.access.gate import Gate
+from weir.access.gate import TENANT_HEADER, Gate
 from weir.access.principal import NOBODY, Principal
 from weir.calls.request_headers import deadline_ms_in
 from weir.durable.api.options import read_preferences
@@ -129,7 +129,8 @@ class GrpcCall:
         return self.gate is None or self.gate.may(self.principal, self.head.handler.action, model)
 
     def _identified(self, gate: Gate) -> Principal:
-        return gate.principal_of(self.head.fields.get(b"authorization", b""), self._stream.connection.certificate)
+        fields, certificate = self.head.fields, self._stream.connection.certificate
+        return gate.principal_of(fields.get(b"authorization", b""), certificate, fields.get(TENANT_HEADER, b""))
 
     # Events of the stream
 

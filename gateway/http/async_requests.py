@@ -36,6 +36,7 @@ from weir.gateway.inflation import inflate
 from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
+from weir.http_server.door import principal_of, proved_principal
 from weir.http_server.responses import error_response, weir_error_response
 from weir.http_server.routing import Handler, Route
 from weir.runtime.offload import takes_long
@@ -65,18 +66,16 @@ def job_routes(context: GatewayContext) -> list[Route]:
 
     async def status(request: Request) -> Response:
         wait = _preferences(request)
-        return _state_response(await async_requests.jobs.state(request.path_params["id"], wait.wait_s or 0.0), wait)
+        return _state_response(await async_requests.jobs.state(*_asked(request), wait.wait_s or 0.0), wait)
 
     async def result(request: Request) -> Response:
-        return await _result_response(
-            async_requests, await async_requests.jobs.result(request.path_params["id"]), request
-        )
+        return await _result_response(async_requests, await async_requests.jobs.result(*_asked(request)), request)
 
     async def cancel(request: Request) -> Response:
-        return _state_response(await async_requests.jobs.cancel(request.path_params["id"]))
+        return _state_response(await async_requests.jobs.cancel(*_asked(request)))
 
     async def delete(request: Request) -> Response:
-        await async_requests.jobs.delete(request.path_params["id"])
+        await async_requests.jobs.delete(*_asked(request))
         return Response(status_code=204)
 
     return [
@@ -86,6 +85,11 @@ def job_routes(context: GatewayContext) -> list[Route]:
         post(f"{JOB_PATH}/cancel", _guarded(cancel), Action.JOBS, lists=True),
         Route(JOB_PATH, _guarded(delete), Action.JOBS, methods=["DELETE"], lists=True),
     ]
+
+
+def _asked(request: Request) -> tuple[str, str]:
+    """The id of the request that a path names, and whose requests its sender may see."""
+    return request.path_params["id"], principal_of(request).owner
 
 
 def _guarded(handler: Handler) -> Handler:
@@ -170,7 +174,9 @@ async def accept(context: GatewayContext, async_requests: AsyncRequests, request
         raise WeirError(
             ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
         )
-    options = AsyncRequestOptions.of(request.headers.raw, async_requests.rules, served.sticky_header)
+    options = AsyncRequestOptions.of(
+        request.headers.raw, async_requests.rules, served.sticky_header, proved_principal(request)
+    )
     body = await _body(context, request)
     header_length = request.headers.get("inference-header-content-length")
     if header_length is None and not body:

@@ -7,6 +7,7 @@ The body may hold the items as JSON Lines (`POST /v2/jobs?model=NAME`, content t
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
@@ -16,8 +17,10 @@ from starlette.responses import Response, StreamingResponse
 from weir.access.policy.actions import Action
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.routing import get, json_response, post, read_body
+from weir.http_server.door import gate_of, principal_of
 from weir.http_server.routing import Handler, Route
-from weir.jobs.records.record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobState
+from weir.jobs.api.service import ANYBODY, Asker
+from weir.jobs.records.record import ID_PREFIX, MAX_RECORD_BYTES, NUMBER_FIELDS, JobEntry, JobState
 from weir.schemas.core.errors import invalid
 from weir.schemas.kserve.json_documents import load_json
 
@@ -39,31 +42,35 @@ def batch_job_routes(context: GatewayContext) -> list[Route]:
     async def submit(request: Request) -> Response:
         if _content_type(request) in JSON_LINES:
             fields: dict[str, Any] = {name: _number(name, text) for name, text in request.query_params.items()}
-            job = await jobs.submit_items(await _body(request, context.limits.input_size), fields)
+            job = await jobs.submit_items(await _body(request, context.limits.input_size), fields, _asker(request))
         else:
-            job = await jobs.submit(load_json(await _body(request, MAX_RECORD_BYTES)))
+            job = await jobs.submit(load_json(await _body(request, MAX_RECORD_BYTES)), _asker(request))
         headers = {"Location": f"/v2/jobs/{job['id']}"}
         return Response(orjson.dumps(job), 202, headers, "application/json")
 
     async def list_all(request: Request) -> Response:
         filters = _filters(request)
-        chosen = [job for job in await jobs.list() if all(job[name] == value for name, value in filters.items())]
+        chosen = [
+            job
+            for job in await jobs.list(_asker(request))
+            if all(job[name] == value for name, value in filters.items())
+        ]
         return json_response({"jobs": chosen})
 
     async def result(request: Request) -> Response:
-        id = ID_PREFIX + request.path_params["rest"]
-        lines = await jobs.result_lines(id)
+        id, asker = ID_PREFIX + request.path_params["rest"], _asker(request)
+        lines = await jobs.result_lines(id, asker)
         if lines is None:
-            return json_response(await jobs.result(id))
+            return json_response(await jobs.result(id, asker))
         return StreamingResponse(lines, media_type=JSON_LINES[0])
 
     async def delete(request: Request) -> Response:
-        await jobs.delete(ID_PREFIX + request.path_params["rest"])
+        await jobs.delete(ID_PREFIX + request.path_params["rest"], _asker(request))
         return Response(status_code=204)
 
-    def operation(run: Callable[[str], Awaitable[dict[str, Any]]]) -> Handler:
+    def operation(run: Callable[[str, Asker], Awaitable[dict[str, Any]]]) -> Handler:
         async def handle(request: Request) -> Response:
-            return json_response(await run(ID_PREFIX + request.path_params["rest"]))
+            return json_response(await run(ID_PREFIX + request.path_params["rest"], _asker(request)))
 
         return handle
 
@@ -83,6 +90,19 @@ def batch_job_routes(context: GatewayContext) -> list[Route]:
             )
         ),
     ]
+
+
+def _asker(request: Request) -> Asker:
+    """Who asks: with an access policy it sees the jobs of its owner; all owners', where it may act for tenants."""
+    principal, gate = principal_of(request), gate_of(request)
+    if not gate.is_on:
+        return ANYBODY
+    sees_all = gate.may_act_for_tenants(principal)
+
+    def may_see(entry: JobEntry) -> bool:
+        return (sees_all or entry.owner == principal.owner) and gate.may(principal, Action.JOBS, entry.spec.model)
+
+    return Asker(principal.owner, may_see, partial(gate.check, principal, Action.JOBS))
 
 
 def _filters(request: Request) -> dict[str, str]:

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from weir.access.gate import Gate
+from weir.access.gate import TENANT_HEADER, Gate
 from weir.access.policy.actions import Action
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import PendingRequest
@@ -121,7 +121,9 @@ class InferExchange(Call):
     def _enter(self, gate: Gate) -> None:
         """Asks the gate about the request, by its head."""
         try:
-            principal = gate.principal_of(self._fields.get(b"authorization", b""), self._connection.certificate)
+            fields = self._fields
+            tenant = fields.get(TENANT_HEADER, b"")
+            principal = gate.principal_of(fields.get(b"authorization", b""), self._connection.certificate, tenant)
             gate.check(principal, Action.INFER, self._model, self._version)
         except WeirError as error:
             self._reject_early(error)

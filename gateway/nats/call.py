@@ -132,7 +132,8 @@ class NatsCall(Call):
             raise no_memory()
         gate = self.services.gate
         if gate.is_on:
-            principal = gate.principal_of(headers.get("authorization", "").encode("latin-1", "replace"))
+            shown, tenant = headers.get("authorization", ""), headers.get("weir-tenant", "")
+            principal = gate.principal_of(shown.encode(errors="replace"), tenant=tenant.encode("latin-1", "replace"))
             gate.check(principal, Action.INFER, model, version)
         served = self.services.catalog.resolve(model, version)
         return Document(served, model, version, data, headers.get(HEADER_LENGTH))

@@ -27,6 +27,11 @@ MAX_REMEMBERED = 10_000
 MAX_SHOWN_BYTES = 16 * 1024
 """A longer header lets nobody in, and is not hashed."""
 
+MAX_TENANT_CHARACTERS = 256
+
+TENANT_HEADER = b"weir-tenant"
+"""The header in which a request names the tenant that it is for."""
+
 _FOREVER = float("inf")
 
 
@@ -96,11 +101,20 @@ class Gate:
 
     # Who
 
-    def principal_of(self, authorization: bytes, certificate: CertificateNames | None = None) -> Principal:
+    def principal_of(
+        self, authorization: bytes, certificate: CertificateNames | None = None, tenant: bytes = b""
+    ) -> Principal:
         """Who shows this `Authorization` header (b"" for none), or else this certificate.
 
-        Raises WeirError (UNAUTHENTICATED) for a header that lets nobody in, whatever else there is.
+        `tenant` is the tenant that the request names, which counts where a role of the principal acts for tenants. Raises
+        WeirError (UNAUTHENTICATED) for a header that lets nobody in, whatever else there is.
         """
+        principal = self._shown_by(authorization, certificate)
+        if tenant and self.may_act_for_tenants(principal):
+            return principal._replace(tenant=tenant.decode("latin-1")[:MAX_TENANT_CHARACTERS])
+        return principal
+
+    def _shown_by(self, authorization: bytes, certificate: CertificateNames | None) -> Principal:
         if not authorization:
             return NOBODY if certificate is None else self._of_certificate(certificate)
         if len(authorization) > MAX_SHOWN_BYTES:

@@ -29,6 +29,13 @@ class Principal(NamedTuple):
     proof: Proof
     credential: str = ""
 
+    @property
+    def owner(self) -> str:
+        """Whose jobs, results and sequences its requests make and see: its tenant's, else its own; "" for nobody."""
+        if self.tenant:
+            return f"tenant {self.tenant}"
+        return f"{self.proof.value} {self.name}" if self.name else ""
+
 
 NOBODY = Principal("", "", frozenset(), Proof.NONE)
 """Who has shown nothing: it has the role `anonymous` alone."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from starlette.requests import Request
 from starlette.types import ASGIApp, Scope
 
-from weir.access.gate import Gate
+from weir.access.gate import TENANT_HEADER, Gate
 from weir.access.policy.actions import Action
 from weir.access.principal import NOBODY, Principal
 from weir.http_server.asgi import CERTIFICATE_KEY
@@ -31,7 +31,9 @@ class HttpDoor:
             return None
         parameters = scope["path_params"]
         try:
-            principal = gate.principal_of(authorization_of(scope["headers"]), scope.get(CERTIFICATE_KEY))
+            headers = scope["headers"]
+            tenant = first_header(headers, TENANT_HEADER)
+            principal = gate.principal_of(first_header(headers, b"authorization"), scope.get(CERTIFICATE_KEY), tenant)
             if route.lists:
                 gate.check_any(principal, route.action)
             else:
@@ -43,9 +45,9 @@ class HttpDoor:
         return None
 
 
-def authorization_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The first `Authorization` header, with names in lower case; b"" without one."""
-    return next((value for name, value in headers if name == b"authorization"), b"")
+def first_header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    """The first header of this name, among names in lower case; b"" without one."""
+    return next((value for name, value in headers if name == wanted), b"")
 
 
 def principal_of(request: Request) -> Principal:
@@ -54,10 +56,21 @@ def principal_of(request: Request) -> Principal:
     return principal
 
 
+def proved_principal(request: Request) -> Principal | None:
+    """As `principal_of`; None without an access policy, where nobody has to prove anything."""
+    return principal_of(request) if gate_of(request).is_on else None
+
+
 def check_model(request: Request, model: str, version: str = "") -> None:
     """For a route that `lists`: raises WeirError where its sender may not do the route's action to this model."""
     door, route = _asked(request)
     door.gate.check(principal_of(request), route.action, model, version)
+
+
+def gate_of(request: Request) -> Gate:
+    """The gate that has let this request in."""
+    door: HttpDoor = request.app.state.door
+    return door.gate
 
 
 def allows(request: Request, model: str, action: Action | None = None) -> bool:

@@ -17,7 +17,7 @@ from weir.console.api.page import page_routes
 from weir.console.api.reading import reading_routes
 from weir.console.api.requests import request_routes
 from weir.console.api.responses import error_response
-from weir.http_server.door import HttpDoor, authorization_of
+from weir.http_server.door import HttpDoor, first_header
 from weir.http_server.own_hosts import OwnHosts
 from weir.http_server.responses import weir_error_response
 from weir.http_server.routing import Route
@@ -54,7 +54,7 @@ class ConsoleDoor(HttpDoor):
 
     def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
         """Implements `Door.rejection`."""
-        AUTHORIZATION.set(authorization_of(scope["headers"]).decode("latin-1"))
+        AUTHORIZATION.set(first_header(scope["headers"], b"authorization").decode("latin-1"))
         return super().rejection(scope, route)
 
 

@@ -4,9 +4,10 @@ A request lies in stream QUEUE on a subject of its own, by which it is found or 
 same subject, on which JetStream stores one message: a second request with the key gets the id of the first.
 Source: the IETF's draft "The Idempotency-Key HTTP Header Field".
 
-`AsyncRequestIds`: ids of asynchronous requests. A client that has an id may read the result and delete it. An id is 128
-random bits and a code that only gateways can compute (HMAC with the cluster's secret). So no id can be derived from an
-idempotency key, and an id that a NATS producer has chosen for a request is never valid here.
+`AsyncRequestIds`: ids of asynchronous requests. A client that has an id may read the result and delete it; where an access
+policy says who clients are, only the owner of the request may. An id is 128 random bits and a code over them and the
+owner that only gateways can compute (HMAC with the cluster's secret). So no id can be derived from an idempotency key, an
+id that a NATS producer has chosen for a request is never valid here, and another owner's is as one that was never given.
 
 `QueueDepths`: how many requests wait in the durable queue of each model, from JetStream's consumer info, cached briefly.
 """
@@ -97,7 +98,8 @@ class Acceptance:
             raise store_stalled()
         model = served.name
         digest = digest_of(body)
-        id = self._ids.of_key(model, version, asked.tenant, asked.key) if asked.key else self._ids.new()
+        ids, owner = self._ids, asked.owner
+        id = ids.of_key(model, version, asked.tenant, asked.key, owner) if asked.key else ids.new(owner)
         if asked.key:
             known = await self._known(model, version, id, digest)
             if known is not None:
@@ -255,22 +257,23 @@ class AsyncRequestIds:
     def __init__(self, secret: Callable[[], bytes]) -> None:
         self._secret = secret
 
-    def new(self) -> str:
+    def new(self, owner: str = "") -> str:
         """A new id, for a request without an idempotency key."""
-        return self._signed(secrets.token_hex(NONCE_DIGITS // 2))
+        return self._signed(secrets.token_hex(NONCE_DIGITS // 2), owner)
 
-    def of_key(self, model: str, version: str, tenant: str, key: str) -> str:
-        """The id of the request with this idempotency key; the same at every gateway."""
-        return self._signed(self._code("key", (model, version, tenant, key))[:NONCE_DIGITS])
+    def of_key(self, model: str, version: str, tenant: str, key: str, owner: str = "") -> str:
+        """The id of the request of `owner` with this idempotency key; the same at every gateway."""
+        parts = (model, version, tenant, key, owner) if owner else (model, version, tenant, key)
+        return self._signed(self._code("key", parts)[:NONCE_DIGITS], owner)
 
-    def is_genuine(self, id: str) -> bool:
-        """Whether a gateway of this cluster has created the id."""
+    def is_genuine(self, id: str, owner: str = "") -> bool:
+        """Whether a gateway of this cluster has created the id, for a request of `owner` ("" without an access policy)."""
         if len(id) != ID_DIGITS or not id.isascii():
             return False
-        return hmac.compare_digest(self._signed(id[:NONCE_DIGITS]), id)
+        return hmac.compare_digest(self._signed(id[:NONCE_DIGITS], owner), id)
 
-    def _signed(self, nonce: str) -> str:
-        return nonce + self._code("id", (nonce,))[:CODE_DIGITS]
+    def _signed(self, nonce: str, owner: str) -> str:
+        return nonce + self._code("id", (nonce, owner) if owner else (nonce,))[:CODE_DIGITS]
 
     def _code(self, purpose: str, parts: Iterable[str]) -> str:
         code = hmac.new(self._secret(), digestmod=hashlib.sha256)

@@ -75,9 +75,9 @@ class AsyncRequestLookup:
         """Clients that wait for the end of a request."""
         return len(self._waiters)
 
-    async def state(self, id: str, wait_s: float = 0.0) -> AsyncRequestState:
-        """The state of a request, once it has ended or after `wait_s`. Raises StatusError (404)."""
-        state = await self._find(id)
+    async def state(self, id: str, owner: str = "", wait_s: float = 0.0) -> AsyncRequestState:
+        """The state of a request of `owner`, once it has ended or after `wait_s`. Raises StatusError (404)."""
+        state = await self._find(id, owner)
         if state is None:
             raise job_not_found(id[:MAX_SHOWN_ID])
         if state.is_done or not wait_s or self._is_stopping or len(self._waiters) >= MAX_WAITING_CLIENTS:
@@ -93,7 +93,7 @@ class AsyncRequestLookup:
         unsubscribe = await self._bus.subscribe(subjects.any_result(id), on_record)
         self._waiters.add(waiter)
         try:
-            state = await self._find(id) or state  # it may have ended before the subscription
+            state = await self._find(id, owner) or state  # it may have ended before the subscription
             while not (state.is_done or self._is_stopping) and (left_s := until_s - loop.time()) > 0:
                 if waiter.done():
                     # A record is received when it is published, and is stored a moment later.
@@ -101,17 +101,17 @@ class AsyncRequestLookup:
                 else:
                     # A record published before the subscription, and stored after the lookup, sends no notification.
                     await asyncio.wait((waiter,), timeout=min(left_s, _RECORD_POLL_S))
-                state = await self._find(id) or state
+                state = await self._find(id, owner) or state
         finally:
             self._waiters.discard(waiter)
             unsubscribe()
         return state
 
-    async def result(self, id: str) -> AsyncRequestState:
+    async def result(self, id: str, owner: str = "") -> AsyncRequestState:
         """The state of a request that has ended with a response. Raises StatusError: 404; 409 while it has not ended; 410
         without a response, because it was cancelled or has expired.
         """
-        state = await self.state(id)
+        state = await self.state(id, owner)
         if state.record is None:
             raise job_not_done(id, state.status)
         if state.record.outcome in (Outcome.CANCELLED, Outcome.EXPIRED):
@@ -133,14 +133,14 @@ class AsyncRequestLookup:
             raise result_gone(f"the result of job '{state.id}' has expired")
         return found
 
-    async def cancel(self, id: str) -> AsyncRequestState:
+    async def cancel(self, id: str, owner: str = "") -> AsyncRequestState:
         """Cancels a request, unless it has ended. Raises StatusError (404)."""
-        state = await self.state(id)
+        state = await self.state(id, owner)
         return state if state.is_done else await self._end(state, is_deleted=False)
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, id: str, owner: str = "") -> None:
         """Cancels a request that has not ended, and deletes it. An unknown id is not an error."""
-        state = await self._find(id)
+        state = await self._find(id, owner)
         if state is None:
             return
         if not state.is_done:
@@ -149,9 +149,9 @@ class AsyncRequestLookup:
                 return
         await self._delete_records(state)
 
-    async def _find(self, id: str) -> AsyncRequestState | None:
-        if not self._ids.is_genuine(id):
-            return None  # as for an unknown id: requests that arrived over NATS are not visible
+    async def _find(self, id: str, owner: str) -> AsyncRequestState | None:
+        if not self._ids.is_genuine(id, owner):
+            return None  # as for an unknown id: requests that arrived over NATS, and those of others, are not visible
         try:
             record = await self._messages.last(subjects.RESULT_STREAM, subjects.any_result(id))
             queued = None

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from weir.access.principal import Principal
 from weir.durable.api.callback_rules import CallbackRules
 from weir.durable.requests.headers import DurableHeaders, read_durable_headers
 from weir.schemas.core.errors import invalid
@@ -55,14 +56,20 @@ class AsyncRequestOptions:
     parsed: DurableHeaders = field(default_factory=DurableHeaders)
     callback_url: str = ""
     reply_to: str = ""
+    owner: str = ""
 
     @classmethod
     def of(
-        cls, fields: Iterable[tuple[bytes, bytes]], rules: CallbackRules, sticky_header: str = ""
+        cls,
+        fields: Iterable[tuple[bytes, bytes]],
+        rules: CallbackRules,
+        sticky_header: str = "",
+        principal: Principal | None = None,
     ) -> AsyncRequestOptions:
         """Parses headers (names in lower case). Raises WeirError (INVALID_ARG) for invalid ones.
 
-        The value of `sticky_header`, which keeps a caller on one version of the model, is stored with the request.
+        The value of `sticky_header`, which keeps a caller on one version of the model, is stored with the request. The
+        tenant and the owner are those of `principal`, which has proved them; without it, the client says its tenant.
         """
         found: dict[str, str] = {}
         for name, value in fields:
@@ -70,6 +77,11 @@ class AsyncRequestOptions:
             if text in _READ or (text == sticky_header and text):
                 found.setdefault(text, value.decode("latin-1").strip())
         asked = cls()
+        if principal is not None:
+            asked.owner = principal.owner
+            found.pop("weir-tenant", None)
+            if principal.tenant:
+                found["weir-tenant"] = principal.tenant
         for known, travels_as in _FORWARDED.items():
             if known in found and not (known.startswith("trace") and len(found[known]) > _MAX_TRACE_LENGTH):
                 asked.headers[travels_as] = found[known]

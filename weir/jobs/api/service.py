@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -17,7 +17,7 @@ from weir.calls.catalog import Catalog
 from weir.jobs.formats.files import InputFormat, OutputFormat, default_output_format, input_format
 from weir.jobs.records.folders import BatchRoots, OutputFolder, Uploads, json_lines
 from weir.jobs.records.record import DesiredState, Job, JobEntry, JobSpec, check_model, new_job_id, unix_ms
-from weir.jobs.records.store import JobStore
+from weir.jobs.records.store import JobStore, no_job
 from weir.schemas.core.errors import WeirError, invalid, unavailable
 
 CANCEL_TIMEOUT_S = 10.0
@@ -27,6 +27,18 @@ OPEN_TIMEOUT_S = 10.0
 """How long a request waits for the jobs to be read: a gateway is ready for inference before they are."""
 
 _POLL_S = 0.05
+
+
+class Asker(NamedTuple):
+    """Who asks about jobs: whose jobs it makes, which it may see, and what raises for models that it may not use."""
+
+    owner: str
+    may_see: Callable[[JobEntry], bool]
+    check_model: Callable[[str], None]
+
+
+ANYBODY = Asker("", lambda _entry: True, lambda _model: None)
+"""Whoever asks without an access policy."""
 
 
 class JobService:
@@ -40,24 +52,26 @@ class JobService:
         # Of their own: what clients have searched here must not take the threads in which requests are decoded.
         self._threads = ThreadPoolExecutor(2, "jobs")
 
-    async def submit(self, document: Any) -> dict[str, Any]:
+    async def submit(self, document: Any, asker: Asker = ANYBODY) -> dict[str, Any]:
         """Submits a job. Raises WeirError if it could not run."""
         spec = JobSpec.of(document)
+        asker.check_model(spec.model)
         await self._wait_open()
         check_model(self._catalog.resolve(spec.model, spec.version))
-        return await self._create(new_job_id(), spec)
+        return await self._create(new_job_id(), spec, asker)
 
-    async def submit_items(self, body: bytes, document: dict[str, Any]) -> dict[str, Any]:
+    async def submit_items(self, body: bytes, document: dict[str, Any], asker: Asker = ANYBODY) -> dict[str, Any]:
         """Submits a job whose items are JSON Lines in `body`; `document` has the other fields except `output`."""
         await self._wait_open()
         unplaced = JobSpec.of({**document, "input": "-", "output": "-"})
+        asker.check_model(unplaced.model)
         check_model(self._catalog.resolve(unplaced.model, unplaced.version))
         uploads, id = self._uploads, new_job_id()
         assert uploads is not None  # noqa: S101 - there is a root
         try:
             source, output = await asyncio.to_thread(uploads.store, id, body)
             placed = replace(unplaced, inputs=(source,), output=output, input_format=InputFormat.JSONL.value)
-            return await self._create(id, placed)
+            return await self._create(id, placed, asker)
         except OSError as error:
             await asyncio.to_thread(uploads.remove, id)
             raise unavailable(f"the items can't be stored: {error.strerror or type(error).__name__}") from error
@@ -65,52 +79,52 @@ class JobService:
             await asyncio.to_thread(uploads.remove, id)
             raise
 
-    async def _create(self, id: str, spec: JobSpec) -> dict[str, Any]:
+    async def _create(self, id: str, spec: JobSpec, asker: Asker) -> dict[str, Any]:
         self._check_output(spec)
         spec = await asyncio.get_running_loop().run_in_executor(self._threads, self._checked, id, spec)
         self._check_output(spec)  # another job may have been stored meanwhile
-        entry = JobEntry(id=id, spec=spec, created_ms=unix_ms())
+        entry = JobEntry(id=id, spec=spec, created_ms=unix_ms(), owner=asker.owner)
         await self._store.create(entry)
         return self._store.get(id).to_dict()
 
-    async def list(self) -> list[dict[str, Any]]:
-        """All jobs, newest first."""
+    async def list(self, asker: Asker = ANYBODY) -> list[dict[str, Any]]:
+        """All jobs that the asker may see, newest first."""
         await self._wait_open(needs_root=False)
-        return [job.to_dict() for job in reversed(self._store.all())]
+        return [job.to_dict() for job in reversed(self._store.all()) if asker.may_see(job.entry)]
 
-    async def status(self, id: str) -> dict[str, Any]:
+    async def status(self, id: str, asker: Asker = ANYBODY) -> dict[str, Any]:
         """One job. Raises WeirError (NOT_FOUND)."""
-        return (await self._read(id)).to_dict()
+        return (await self._read(id, asker)).to_dict()
 
-    async def result(self, id: str) -> dict[str, Any]:
+    async def result(self, id: str, asker: Asker = ANYBODY) -> dict[str, Any]:
         """The output folder of a job. Raises WeirError: NOT_FOUND; INVALID_ARG while it has not ended."""
-        job = await self._read(id)
+        job = await self._read(id, asker)
         if not job.state.is_final:
             raise invalid(f"job '{id}' is {job.state.value}: it has no result yet")
         return {"id": id, "state": job.state.value, "output": job.entry.spec.output}
 
-    async def result_lines(self, id: str) -> AsyncIterator[bytes] | None:
+    async def result_lines(self, id: str, asker: Asker = ANYBODY) -> AsyncIterator[bytes] | None:
         """The results of a job that has ended, as JSON Lines; None if its output has another format."""
-        found = await self.result(id)
+        found = await self.result(id, asker)
         if self._store.get(id).entry.spec.output_format != OutputFormat.JSONL:
             return None
         return _in_threads(json_lines(await asyncio.to_thread(self._roots.output, found["output"])))
 
-    async def cancel(self, id: str) -> dict[str, Any]:
+    async def cancel(self, id: str, asker: Asker = ANYBODY) -> dict[str, Any]:
         """Cancels a job and keeps its results so far. A job that has ended does not change."""
-        return await self._want(id, DesiredState.CANCEL)
+        return await self._want(id, DesiredState.CANCEL, asker)
 
-    async def pause(self, id: str) -> dict[str, Any]:
+    async def pause(self, id: str, asker: Asker = ANYBODY) -> dict[str, Any]:
         """Pauses a job."""
-        return await self._want(id, DesiredState.PAUSE)
+        return await self._want(id, DesiredState.PAUSE, asker)
 
-    async def resume(self, id: str) -> dict[str, Any]:
+    async def resume(self, id: str, asker: Asker = ANYBODY) -> dict[str, Any]:
         """Resumes a paused job."""
-        return await self._want(id, DesiredState.RUN)
+        return await self._want(id, DesiredState.RUN, asker)
 
-    async def retry(self, id: str) -> dict[str, Any]:
+    async def retry(self, id: str, asker: Asker = ANYBODY) -> dict[str, Any]:
         """Runs the failed and the missing items of a job that has ended."""
-        job = await self._read(id)
+        job = await self._read(id, asker)
         if not job.state.is_final:
             raise invalid(f"job '{id}' is {job.state.value}: only a job that has ended can be retried")
 
@@ -119,13 +133,14 @@ class JobService:
 
         return (await self._store.change(id, again)).to_dict()
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, id: str, asker: Asker = ANYBODY) -> None:
         """Deletes a job, after cancelling it; its output stays. An unknown id is not an error."""
         await self._wait_open(needs_root=False)
         await self._store.refresh(id)
-        if self._store.find(id) is None:
+        found = self._store.find(id)
+        if found is None or not asker.may_see(found.entry):
             return
-        await self._want(id, DesiredState.CANCEL)
+        await self._want(id, DesiredState.CANCEL, asker)
         deadline_s = time.monotonic() + CANCEL_TIMEOUT_S
         while (job := self._store.find(id)) is not None and not job.state.is_final:
             if time.monotonic() > deadline_s:
@@ -145,13 +160,16 @@ class JobService:
         except TimeoutError:
             raise unavailable("the jobs have not been read from the message broker yet") from None
 
-    async def _read(self, id: str) -> Job:
-        """The job as it is stored now."""
+    async def _read(self, id: str, asker: Asker) -> Job:
+        """The job as it is stored now. Raises WeirError (NOT_FOUND), also for one that the asker may not see."""
         await self._wait_open(needs_root=False)
         await self._store.refresh(id)
-        return self._store.get(id)
+        job = self._store.get(id)
+        if not asker.may_see(job.entry):
+            raise no_job(id)
+        return job
 
-    async def _want(self, id: str, wanted: DesiredState) -> dict[str, Any]:
+    async def _want(self, id: str, wanted: DesiredState, asker: Asker) -> dict[str, Any]:
         def change(entry: JobEntry) -> JobEntry:
             state = self._store.get(id).state
             if state.is_final and wanted is DesiredState.CANCEL:
@@ -162,7 +180,7 @@ class JobService:
                 raise invalid(f"job '{id}' is being cancelled")
             return replace(entry, wanted=wanted)
 
-        await self._read(id)
+        await self._read(id, asker)
         return (await self._store.change(id, change)).to_dict()
 
     def _check_output(self, spec: JobSpec) -> None:

@@ -166,13 +166,17 @@ def _columns(value: Any) -> tuple[str, ...]:
 
 
 class JobEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The entry of a job: its specification and desired state. `round` counts its retries."""
+    """The entry of a job: its specification and desired state. `round` counts its retries.
+
+    `owner` is whose it is (`weir.access.principal.Principal.owner`), "" without an access policy.
+    """
 
     id: str
     spec: JobSpec
     wanted: DesiredState = DesiredState.RUN
     round: int = 0
     created_ms: int = 0
+    owner: str = ""
 
     def pack(self) -> bytes:
         """The value of key `<id>`. Raises WeirError (INVALID_ARG) if it is too large."""

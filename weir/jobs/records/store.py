@@ -17,7 +17,7 @@ from weir.bus.nats.jetstream import EXPECTED_SEQUENCE
 from weir.bus.streams.acked_publisher import AckedPublisher
 from weir.jobs.records.record import Job, JobEntry, JobProgress
 from weir.runtime.containment import contained
-from weir.schemas.core.errors import not_found, unavailable
+from weir.schemas.core.errors import WeirError, not_found, unavailable
 
 logger = logging.getLogger("weir.gateway")
 
@@ -95,7 +95,7 @@ class JobStore:
         """The job. Raises WeirError (NOT_FOUND)."""
         job = self.find(id)
         if job is None:
-            raise not_found(f"there is no job '{id}'")
+            raise no_job(id)
         return job
 
     async def refresh(self, id: str) -> None:
@@ -161,7 +161,7 @@ class JobStore:
             data, sequence = await self._entry_view.bucket.entry(id)
             return JobEntry.unpack(data), sequence
         except ValueError as error:
-            raise not_found(f"there is no job '{id}'") from error
+            raise no_job(id) from error
         except BROKER_ERRORS as error:
             raise unavailable(_BROKER_UNAVAILABLE) from error
 
@@ -210,3 +210,8 @@ class JobStore:
     def _change_failed(self, _error: Exception, id: str) -> None:
         """Reports a change again after a pause: without it, a job that should run would stand still."""
         asyncio.get_running_loop().call_later(_RETRY_S, self._changed, id)
+
+
+def no_job(id: str) -> WeirError:
+    """The error for an id of which there is no job (NOT_FOUND)."""
+    return not_found(f"there is no job '{id}'")

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from tests.support.access.doors import application
 from weir.gateway.http.batch_jobs import batch_job_routes
 from weir.http_server.responses import error_response, weir_error_response
+from weir.jobs.api.service import Asker
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.request_limits import RequestLimits
 
@@ -20,24 +21,24 @@ class Jobs:
         self.calls: list[tuple[Any, ...]] = []
         self.lines: list[bytes] | None = None
 
-    async def submit(self, document: Any) -> dict[str, Any]:
+    async def submit(self, document: Any, _asker: Asker) -> dict[str, Any]:
         self.calls.append(("submit", document))
         return {"id": "batch-1"}
 
-    async def submit_items(self, body: bytes, fields: dict[str, Any]) -> dict[str, Any]:
+    async def submit_items(self, body: bytes, fields: dict[str, Any], _asker: Asker) -> dict[str, Any]:
         self.calls.append(("submit_items", body, fields))
         return {"id": "batch-2"}
 
-    async def list(self) -> list[dict[str, Any]]:
+    async def list(self, _asker: Asker) -> list[dict[str, Any]]:
         return [
             {"id": "batch-1", "model": "a", "state": "running"},
             {"id": "batch-2", "model": "b", "state": "running"},
         ]
 
-    async def result(self, id: str) -> dict[str, Any]:
+    async def result(self, id: str, _asker: Asker) -> dict[str, Any]:
         return {"id": id, "files": []}
 
-    async def result_lines(self, _id: str) -> Any:
+    async def result_lines(self, _id: str, _asker: Asker) -> Any:
         lines = self.lines
         if lines is None:
             return None
@@ -48,11 +49,11 @@ class Jobs:
 
         return chunks()
 
-    async def delete(self, id: str) -> None:
+    async def delete(self, id: str, _asker: Asker) -> None:
         self.calls.append(("delete", id))
 
     def __getattr__(self, name: str) -> Any:
-        async def operation(id: str) -> dict[str, Any]:
+        async def operation(id: str, _asker: Asker) -> dict[str, Any]:
             self.calls.append((name, id))
             return {"id": id, "state": name}
 
