@@ -33,6 +33,8 @@ from weir.calls.model_control import ModelControl
 from weir.calls.payload_store import PayloadStore
 from weir.calls.readiness import Readiness
 from weir.calls.tracing import Tracing
+from weir.cluster.access.exposure import check_exposure, frontend_addresses
+from weir.cluster.access.service import AccessService
 from weir.cluster.counters.collection import Statistics
 from weir.durable.api.acceptance import QueueProvisioner
 from weir.durable.api.async_requests import AsyncRequests
@@ -102,6 +104,7 @@ async def _serve(
         try:
             with _start_errors():
                 parsed = parse_settings(settings)
+                check_exposure(frontend_addresses(settings), settings, logger)
                 listeners = _bind(settings, features)
             stops.push_async_callback(listeners.wait_closed)
             connected = await _connect(settings, background, stops)
@@ -213,8 +216,7 @@ class _Gateway:
             self._registry, settings.strict_readiness, tells_reasons=parsed.access.is_open("model-repository")
         )
         self._payloads = PayloadStore(PayloadArena(id), self._registry.model_shares_memory)
-        self._payload_server = PayloadServer(bus, id, peers)
-        self._fetcher = PayloadFetcher(bus, id)
+        self._payload_server, self._fetcher = PayloadServer(bus, id, peers), PayloadFetcher(bus, id)
         self._peers = GatewayPeers(bus, id)
         self._regions = SharedMemoryRegions(
             bus,
@@ -254,6 +256,7 @@ class _Gateway:
         self._features = [feature for feature in (cached, self._traffic, observation) if feature is not None]
         self._async_requests = AsyncRequests(self._durable, settings)
         self._job_store = JobStore(bus, self._durable.publisher)
+        self._access = AccessService(bus, Gate(time.time, self._catalog.latest_version), settings)
         self._context = GatewayContext(
             ledger=request_ledger(settings),
             arriving_slots=arriving_slots_ledger(process_budget().total_bytes),
@@ -271,7 +274,7 @@ class _Gateway:
             load_reports=LoadReports(self._statistics),
             history=self._history,
             access=parsed.access,
-            gate=Gate(time.time, self._catalog.latest_version),
+            gate=self._access.gate,
             cross_site=parsed.cross_site,
             describes_api=settings.allow_openapi,
             async_requests=self._async_requests,
@@ -325,6 +328,8 @@ class _Gateway:
         stops.callback(self._fetcher.close)
         stops.callback(self._context.offload.close)
         with _start_errors():
+            await self._access.start(background)
+            stops.callback(self._access.stop)
             await self._durable.start(background)
         stops.callback(self._durable.stop)
         await self._live_settings.start()
@@ -373,6 +378,7 @@ class _Gateway:
             find_region=self._regions.find,
             has_workers=lambda: bool(self._registry.workers),
             offload=self._context.offload,
+            gate=self._context.gate,
         )
         ramps = None if self._traffic is None else self._traffic.ramps
         return BackgroundWork(self._durable, self._job_store, services, self._id, self._settings, ramps)

@@ -55,6 +55,7 @@ class GatewaySettings(QueueSettings, LogOptions):
     allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     allow_openapi: bool = True
+    require_access_policy: bool = False
 
     allow_grpc: bool = True
     grpc_address: str = "127.0.0.1"

@@ -105,7 +105,7 @@ ROOMS = {
         "api",
         "main",
     ),
-    "cluster": ("counters observation status", "rates"),
+    "cluster": ("access counters observation status", "rates"),
     "perf": (
         "inputs load",
         "clients",

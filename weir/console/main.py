@@ -7,12 +7,14 @@ import contextlib
 import functools
 import logging
 import os
+import time
 
 import weir.bus.nats.nats_py  # noqa: F401  # isort: skip  # ahead of all that imports nats-py
 
 from nats.errors import Error as NatsError
 from starlette.types import ASGIApp
 
+from weir.access.gate import Gate
 from weir.bus.kv.presence import Presence, own_release
 from weir.bus.naming.identity import own_id
 from weir.bus.nats.access import without_secrets
@@ -22,6 +24,8 @@ from weir.bus.nats.replies import ReplyInbox
 from weir.bus.streams.acked_publisher import AckedPublisher
 from weir.bus.streams.dead_letters import DeadLetters
 from weir.calls.gateway_api import GatewayApi
+from weir.cluster.access.exposure import check_exposure
+from weir.cluster.access.service import AccessService
 from weir.cluster.observation.observer import Observation
 from weir.console import DEFAULT_PORT
 from weir.console.api.acting import MAX_BODY_BYTES
@@ -62,6 +66,7 @@ def run(settings: ConsoleSettings) -> int:
 async def _serve(settings: ConsoleSettings, stop: asyncio.Event, background: asyncio.TaskGroup) -> int:
     async with contextlib.AsyncExitStack() as stops:
         try:
+            check_exposure({"the console": settings.console_address}, settings, logger)
             listeners = HttpListeners()
             port = DEFAULT_PORT if settings.console_port is None else settings.console_port
             listeners.bind(_DOOR, settings.console_address, port)
@@ -112,6 +117,9 @@ async def _connect(
     bus = await Bus.connect(settings.nats_url, id, background, access=settings.nats_access, role="console")
     stops.push_async_callback(bus.close)
     bus.live_layout.wanted = settings.live_streams
+    access = AccessService(bus, Gate(time.time), settings)
+    await access.start(background)
+    stops.callback(access.stop)
     view = ClusterView(bus, id, settings.nats_url)
     await view.start(background)
     gateway = GatewayApi(bus, id)
@@ -137,5 +145,6 @@ async def _connect(
         broker_url=without_secrets(settings.nats_url),
         access_file=os.environ.get(URL_FILE_VARIABLE, ""),
         allows_changes=settings.console_allow_changes,
+        gate=access.gate,
     )
     return context, Presence(bus, "console", id)

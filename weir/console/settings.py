@@ -23,3 +23,6 @@ class ConsoleSettings(LogOptions):
     console_port: int | None = None
     console_allow_changes: bool = False
     allowed_hosts: tuple[str, ...] = ()
+    access_policy: str = ""
+    access_keys: str = ""
+    require_access_policy: bool = False

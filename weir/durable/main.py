@@ -9,6 +9,7 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
+from weir.access.gate import Gate
 from weir.bus.kv.desired_models import DesiredModels
 from weir.bus.kv.known_models import KnownModels
 from weir.bus.kv.model_files import ModelFiles
@@ -35,6 +36,7 @@ from weir.calls.regions import RegionDirectory
 from weir.calls.trace_feed import TraceFeed
 from weir.calls.tracing import Tracing
 from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
+from weir.cluster.access.service import AccessService
 from weir.durable.api.reporting import CounterReporter, read_counters
 from weir.durable.api.store import DurableStore
 from weir.durable.background import BackgroundWork
@@ -137,6 +139,7 @@ class _Process:
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
         self._ramps = RampHost(self._durable.leases, self._traffic, self._traffic_totals, ModelHistory(bus))
         self._jobs = JobStore(bus, self._durable.publisher)
+        self._access = AccessService(bus, Gate(time.time), settings)
         self._services = ConsumerServices(
             catalog=self._catalog,
             inference=self._inference,
@@ -144,6 +147,7 @@ class _Process:
             ledger=_ledger(settings),
             find_region=self._regions.find,
             has_workers=lambda: bool(self._registry.workers),
+            gate=self._access.gate,
         )
 
     async def start_inference(self, log: RoleLog, background: asyncio.TaskGroup, stops: AsyncExitStack) -> None:
@@ -154,6 +158,8 @@ class _Process:
             requests=show_bytes(self._services.ledger.limit_bytes),
             payloads=show_bytes(process_budget().total_bytes),
         )
+        await self._access.start(background)
+        stops.callback(self._access.stop)
         stops.callback(self._payloads.close)
         await self._payload_server.start()
         stops.callback(self._payload_server.close)

@@ -32,6 +32,8 @@ class QueueSettings:
     callback_allow: tuple[str, ...] = ()
     batch_roots: tuple[str, ...] = ()
     nats_monitor: str = ""
+    access_policy: str = ""
+    access_keys: str = ""
 
     @property
     def queue_limits(self) -> QueueLimits:

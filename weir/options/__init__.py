@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from weir.options.access import ACCESS_POLICY_OPTIONS
 from weir.options.console import CONSOLE_OPTIONS
 from weir.options.deprecated import DEPRECATED
 from weir.options.durable import DURABLE_OPTIONS
@@ -16,6 +17,7 @@ OPTIONS: tuple[Option, ...] = (
     *MODEL_OPTIONS,
     *FRONTEND_OPTIONS,
     *CONSOLE_OPTIONS,
+    *ACCESS_POLICY_OPTIONS,
     *DURABLE_OPTIONS,
     *PROCESS_OPTIONS,
     *SCALING_OPTIONS,

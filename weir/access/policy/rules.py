@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -72,6 +74,22 @@ class Issuer(_Strict):
     leeway_s: Annotated[float, Field(ge=0, le=300)] = 30.0
     claims: Claims = Claims()
 
+    @property
+    def has_url(self) -> bool:
+        """Whether `keys` is a URL, and not a file."""
+        return "://" in self.keys
+
+    @field_validator("keys")
+    @classmethod
+    def _safe_url(cls, value: str) -> str:
+        if "://" not in value:
+            return value
+        url = urlsplit(value)
+        is_safe = url.scheme == "https" or (url.scheme == "http" and _is_loopback(url.hostname or ""))
+        if not is_safe or not url.hostname or url.username is not None:
+            raise ValueError("expected a file, an https:// URL without a user, or an http:// URL of this host")
+        return value
+
 
 class Certificate(_Strict):
     """Who shows a client certificate with this `subject` ("CN=a,O=b") or with this name (`san`: "DNS:a", "URI:b")."""
@@ -95,3 +113,10 @@ class AccessPolicy(_Strict):
     roles: dict[str, Role] = {}
     tokens: Annotated[tuple[Issuer, ...], Field(max_length=16)] = ()
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=10_000)] = ()
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -6,7 +6,7 @@ of its own, have no effect; `crit` is refused, since nothing critical is underst
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jwt
@@ -48,10 +48,11 @@ class Trust(NamedTuple):
 
 
 class TokenVerifier:
-    """Checks the tokens of one issuer."""
+    """Checks the tokens of one issuer. `on_unknown_key` is called for a token whose key is not among the issuer's."""
 
-    def __init__(self, trust: Trust) -> None:
+    def __init__(self, trust: Trust, on_unknown_key: Callable[[], None] = lambda: None) -> None:
         self.trust = trust
+        self._on_unknown_key = on_unknown_key
         self._keys = SigningKeys([])
 
     def use(self, keys: SigningKeys) -> None:
@@ -81,7 +82,10 @@ class TokenVerifier:
             raise TokenRefused(f"the token is not signed with one of {', '.join(ALGORITHMS)}")
         if "crit" in head or not (id is None or isinstance(id, str)):
             raise TokenRefused("the token's header asks for what is not known")
-        for key in self._keys.for_token(id, algorithm):
+        keys = self._keys.for_token(id, algorithm)
+        if not keys:
+            self._on_unknown_key()
+        for key in keys:
             try:
                 claims: dict[str, Any] = jwt.decode(
                     token,

@@ -209,13 +209,19 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
         "KV_leases": {GATEWAY: ("make", "read"), **looks},
         "KV_secrets": {GATEWAY: ("make", "read")},
         "KV_jobs": {GATEWAY: followed, **looks},
+        # Only the operator, who is `admin`, creates the bucket of keys and writes to it.
+        "KV_access_keys": {
+            GATEWAY: ("look", "read", "follow"),
+            ADMIN: ("make", "read", "follow"),
+            CONSOLE: ("look", "read", "follow"),
+        },
         "OBJ_requests": {GATEWAY: stored, PRODUCER: ("look",), ADMIN: stored},
         "OBJ_results": {GATEWAY: stored, PRODUCER: ("look", "read", "follow"), **looks},
         "CALLBACKS": {GATEWAY: ("make", "own", "read"), **looks},
     }
     for rights in streams.values():
         if ADMIN in rights:
-            rights[CONSOLE] = rights[ADMIN]
+            rights.setdefault(CONSOLE, rights[ADMIN])
     for name in repositories:
         bucket = repository_bucket(name)
         for stream in (f"KV_{bucket}", f"OBJ_{bucket}"):
@@ -252,6 +258,8 @@ def _contents(repositories: Iterable[str]) -> list[tuple[str, tuple[str, ...], t
         ("kv.known-models.>", (), ALL_USERS),
         ("kv.traffic.>", (), (GATEWAY,)),
         ("kv.jobs.>", (), (GATEWAY,)),
+        ("$KV.access_keys.*", (ADMIN,), ()),
+        ("kv.access_keys.>", (), (GATEWAY, *OBSERVERS)),
         *((f"$KV.{bucket}.*", (ADMIN,), (WORKER,)) for bucket in pushed),
         *((f"$O.{bucket}.>", (ADMIN,), ()) for bucket in pushed),
     ]

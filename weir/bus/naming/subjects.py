@@ -323,6 +323,10 @@ TRAFFIC_COUNTERS = "traffic.counters"
 """Counters of requests by version, of each caller that has models with a traffic rule."""
 
 
+ACCESS_KEYS_BUCKET = "access_keys"
+"""The bucket of the keys of principals: their hashes, roles and times."""
+
+
 SHADOW_STORE = "shadow-samples"
 """The object store of requests whose copies on another version gave other responses."""
 

@@ -58,6 +58,7 @@ class Bucket(NamedTuple):
 
 REGISTRY_BUCKET = Bucket(subjects.REGISTRY_BUCKET, is_followed=False)  # its views receive writes as they are sent
 MODELS_BUCKET, SETTINGS_BUCKET = Bucket(subjects.MODELS_BUCKET), Bucket(subjects.SETTINGS_BUCKET)
+ACCESS_KEYS_BUCKET = Bucket(subjects.ACCESS_KEYS_BUCKET, StorageType.FILE)
 _STATES_BUCKET = Bucket(subjects.STATES_BUCKET, StorageType.MEMORY, STATES_TTL_S, STATES_MAX_BYTES, is_followed=False)
 _JOBS_BUCKET = Bucket(durable_subjects.JOBS_BUCKET, StorageType.FILE)
 

@@ -38,7 +38,7 @@ class ConsoleContext:
     """The collected state, and the ways to act on the cluster.
 
     `broker_url` has no credentials. `access_file` is the path of the file with the URL and password of an embedded
-    nats-server, "" if another one is used.
+    nats-server, "" if another one is used. `gate` decides by the access policy.
     """
 
     bus: Bus

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from weir.access.gate import Gate
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.jetstream import JetStream
 from weir.calls.catalog import Catalog
@@ -25,6 +28,7 @@ class ConsumerServices:
     """What a process gives its durable consumer and its jobs: models, dispatch of requests, memory, helper processes.
 
     `find_region` looks up clients' shared memory. `has_workers` returns whether any worker is registered.
+    `gate` decides by the access policy.
     """
 
     catalog: Catalog
@@ -34,6 +38,7 @@ class ConsumerServices:
     find_region: FindRegion
     has_workers: Callable[[], bool]
     offload: Offload = field(default_factory=Offload)
+    gate: Gate = field(default_factory=partial(Gate, time.time))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
