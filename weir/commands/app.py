@@ -19,6 +19,7 @@ from weir import __version__
 from weir.bus.naming.live_queues import MAX_LIVE_STREAMS
 from weir.bus.naming.permissions import USERS, nats_conf
 from weir.commands import roles as role_commands
+from weir.commands.access.command import access, key
 from weir.commands.batch_jobs.batch import batch
 from weir.commands.completion import complete_model
 from weir.commands.infer.command import infer
@@ -346,6 +347,8 @@ app.command(
 app.add_typer(batch)
 app.add_typer(dead, name="dead")
 app.add_typer(traffic)
+app.add_typer(key)
+app.add_typer(access)
 app.command(cls=SectionedCommand, epilog=examples("weir history detector", "weir history detector --limit=100 --json"))(
     history
 )

@@ -95,6 +95,12 @@ def check_gateway_options(values: Mapping[str, Any]) -> None:
         raise StartError(str(error)) from error
 
 
+def check_access_policy(path: str) -> None:
+    """Check the access policy early, as `check_gateway_options`. Raises StartError with the place of what is wrong."""
+    if path:
+        import_module("weir.commands.access.check").read_policy(Path(path))
+
+
 def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     """The settings of `role`, a dataclass of its package. Raises StartError if a required option is missing."""
     fields = {option.settings_field: values[key] for key, option in options_of(role).items() if not option.refused}

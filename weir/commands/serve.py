@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ import typer
 from weir import NATS_URL_VARIABLE, __version__
 from weir.bus.nats.access import without_user
 from weir.bus.nats.embedded_server import EmbeddedNats
+from weir.cluster.access.exposure import Exposure
 from weir.commands.gpu_count import count_gpus
 from weir.commands.local.data_folders import DataFolder, default_data_dir
 from weir.commands.local.servers import ServerRegistration
@@ -34,7 +36,7 @@ from weir.commands.preflight import (
     check_port_range,
     check_repositories,
 )
-from weir.commands.roles import check_gateway_options
+from weir.commands.roles import check_access_policy, check_gateway_options
 from weir.commands.serve_roles import (
     console_role,
     gateway_roles,
@@ -111,6 +113,9 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     taken = [listeners[name] for name in order if name in listeners]
     check_listeners(taken)
     console = console_listener(values, taken)
+    exposure = exposure_of(values, listeners, console)
+    if values["require_access_policy"] and exposure.refusal():
+        raise StartError(exposure.refusal())
     for warning in warnings:
         logger.warning("%s", warning)
     for option in OPTIONS:
@@ -145,6 +150,7 @@ def _serve(
     durable_id = secrets.token_hex(4)
     with importing():
         check_gateway_options(values)
+        check_access_policy(values["access_policy"])
         memory = share_memory(values, counts, console is not None)
         values = {**values, **memory.payloads}
         if embedded is not None:
@@ -181,7 +187,7 @@ def _serve(
         embedded,
         values["exit_on_error"],
         registration,
-        _notes(values, console, data),
+        _notes(values, listeners, console, data),
     )
     supervisor = Supervisor(
         roles,
@@ -263,6 +269,14 @@ def console_listener(values: Mapping[str, Any], others: Sequence[Listener]) -> L
     return drawn
 
 
+def exposure_of(values: Mapping[str, Any], listeners: Mapping[str, Listener], console: Listener | None) -> Exposure:
+    """What other hosts can reach of this server. The roles log it; the startup block repeats it."""
+    addresses = {listener.protocol: listener.address for listener in listeners.values()}
+    if console is not None:
+        addresses["the console"] = console.address
+    return Exposure.of(addresses, SimpleNamespace(**values))
+
+
 @contextlib.contextmanager
 def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[DataFolder]:
     """The data folder: the given one, a temporary one, or the permanent one of the project and the HTTP port."""
@@ -282,18 +296,31 @@ def _data_dir(values: Mapping[str, Any], temporary: bool) -> Iterator[DataFolder
 
 
 class _Notes(NamedTuple):
-    """What the startup block says behind the console and the data folder, "" for nothing."""
+    """What the startup block says behind the console and the data folder, and about access, "" for nothing.
+
+    `files` are those of the access options, as commands read them.
+    """
 
     console: str
     data: str
+    access: str
+    files: Mapping[str, str]
 
 
-def _notes(values: Mapping[str, Any], console: Listener | None, data: DataFolder | None) -> _Notes:
+def _notes(
+    values: Mapping[str, Any], listeners: Mapping[str, Listener], console: Listener | None, data: DataFolder | None
+) -> _Notes:
     is_moved = console is not None and console.port == 0 and values["console_port"] is None
     return _Notes(
         console=f"port {CONSOLE_PORT} is taken" if is_moved else "",
         data="of the HTTP port, as in earlier releases" if data is not None and data.is_of_port else "",
+        access=exposure_of(values, listeners, console).warning() or values["access_policy"],
+        files={name: str(Path(values[name]).absolute()) for name in _ACCESS_FILES if values[name]},
     )
+
+
+_ACCESS_FILES = ("access_policy", "access_keys")
+"""Options whose files commands look for."""
 
 
 def _report(  # noqa: PLR0913 - of one call
@@ -342,8 +369,9 @@ def _report(  # noqa: PLR0913 - of one call
         models=announced.get("models", []),
         durability=announced.get("durability", {}),
         client_memory=announced.get("client_memory", ""),
+        access=notes.access,
     )
-    registration.announce({**places, "nats_url": startup.nats_url})
+    registration.announce({**places, **notes.files, "nats_url": startup.nats_url})
     announce_ready(**places, nats_url=embedded.url if embedded else startup.nats_url)
     # The server continues if its standard output is closed.
     with contextlib.suppress(OSError):
@@ -364,6 +392,7 @@ class StartupFacts:
     `data_dir` is None with an external broker. `nats_url_file` is the path of the file with the broker's URL and password,
     "" with an external broker. `durability` has the keys `ack_is_fsync` (None: unknown) and `reason`. `platforms` has the
     address of the frontend of each managed service. `client_memory` says which shared memory clients may name, "" for none.
+    `access` is the access policy, or what is wrong with access, "" for nothing to say.
     `console_note` and `data_note` say why the console and the data folder are where they are, "" where that is the rule.
     """
 
@@ -380,6 +409,7 @@ class StartupFacts:
     durability: Mapping[str, Any]
     platforms: Mapping[str, str] = field(default_factory=dict)
     client_memory: str = ""
+    access: str = ""
 
 
 def render_startup_block(facts: StartupFacts) -> str:
@@ -393,6 +423,7 @@ def render_startup_block(facts: StartupFacts) -> str:
         ("NATS", _without_password(facts.nats_url)),
         *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),
         *([("client shm", facts.client_memory)] if facts.client_memory else []),
+        *([("access", facts.access)] if facts.access else []),
         ("durability", _durability(facts.durability)),
         ("data", _noted(facts.data_dir or "in the external NATS server", facts.data_note)),
     ]

@@ -68,7 +68,10 @@ class KeyRing:
     def create(
         self, name: str, roles: Iterable[str], now_s: float, expires_s: int = 0, tenant: str = ""
     ) -> tuple[KeyRing, str]:
-        """The ring with a new key, and the key itself. Raises KeyProblem if the name has as many as may be valid."""
+        """The ring with a new key, and the key itself. Raises KeyProblem if the name has as many as may be valid.
+
+        The expired keys of the name are left out, so that rotations do not add up.
+        """
         live = [record for record in self._records.values() if record.name == name and record.is_live(now_s)]
         if len(live) >= MAX_LIVE_KEYS:
             ids = " and ".join(sorted(record.id for record in live))
@@ -76,7 +79,8 @@ class KeyRing:
         id = secrets.token_hex(_ID_CHARACTERS // 2)
         secret = secrets.token_urlsafe(_SECRET_BYTES)
         record = KeyRecord(id, name, tuple(sorted(set(roles))), _hash(secret), int(now_s), expires_s, tenant)
-        return self._with(record), f"{PREFIX}{id}_{secret}"
+        kept = [each for each in self._records.values() if each.name != name or each.is_live(now_s)]
+        return KeyRing([*kept, record]), f"{PREFIX}{id}_{secret}"
 
     def rotate(self, name: str, now_s: float, overlap_s: int) -> tuple[KeyRing, str]:
         """The ring with a second key like the valid one of this name, which expires after `overlap_s`; and the key.

@@ -93,7 +93,13 @@ class AccessService:
         await keys.start(is_maker=False)
         self._read_s = time.monotonic()
         self.gate.use_keys(keys.ring())
-        keys.on_change(lambda _name: self.gate.use_keys(keys.ring()))
+
+        def apply(name: str) -> None:
+            self.gate.use_keys(keys.ring())
+            held = keys.get(name)
+            logger.info("keys of %r have changed: it has %d", name, 0 if held is None else len(held.keys))
+
+        keys.on_change(apply)
 
     async def _start_issuers(self, policy: AccessPolicy, background: asyncio.TaskGroup) -> None:
         from weir.cluster.access.issuers import Issuers

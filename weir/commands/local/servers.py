@@ -42,13 +42,16 @@ class LocalServer(NamedTuple):
     """One running `weir serve`.
 
     `data_dir` is None if another program runs its broker. `nats_url` has no user; "" before the broker has started. `http`
-    and `grpc` are addresses ("host:port"); "" if one is off or not ready yet.
+    and `grpc` are addresses ("host:port"); "" if one is off or not ready yet. `access_policy` and `access_keys` are the
+    files of these options, "" for none.
     """
 
     data_dir: Path | None
     nats_url: str
     http: str = ""
     grpc: str = ""
+    access_policy: str = ""
+    access_keys: str = ""
 
     def access(self, requested: BrokerAccess) -> BrokerAccess:
         """The credentials for its broker: `requested`, or the server's own user and password if that names no user."""
@@ -165,7 +168,7 @@ def _registered_servers() -> Iterator[LocalServer]:
             continue
         data_dir = Path(addresses["data_dir"]) if addresses.get("data_dir") else None
         nats_url = addresses.get("nats_url", "") or (_nats_url_of(data_dir) if data_dir is not None else "")
-        yield LocalServer(data_dir, nats_url, addresses.get("http", ""), addresses.get("grpc", ""))
+        yield LocalServer(data_dir, nats_url, *_announced(addresses))
 
 
 def _default_folders() -> list[Path]:
@@ -183,7 +186,11 @@ def _server_of(data_dir: Path) -> LocalServer | None:
     addresses = _addresses(data_dir)
     if addresses.get("nats_url") != nats_url:
         addresses = {}  # left by an earlier server that was killed
-    return LocalServer(data_dir, nats_url, addresses.get("http", ""), addresses.get("grpc", ""))
+    return LocalServer(data_dir, nats_url, *_announced(addresses))
+
+
+def _announced(addresses: Mapping[str, str]) -> list[str]:
+    return [addresses.get(name, "") for name in ("http", "grpc", "access_policy", "access_keys")]
 
 
 def _addresses(folder: Path) -> dict[str, str]:
