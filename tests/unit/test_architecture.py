@@ -139,6 +139,7 @@ ROOMS = {
     "access": (
         "principal",
         "keys policy",
+        "audit",
         "gate",
         "tokens",
     ),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
+from weir.access.audit import NO_AUDIT, Audits
 from weir.access.keys.ring import PREFIX, KeyRing
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decision, Decisions
@@ -57,12 +58,13 @@ class VerifiesTokens(Protocol):
 
 
 class Gate:
-    """The decisions of one process. `clock` returns Unix seconds.
+    """The decisions of one process. `clock` returns Unix seconds. Doors record what is decided in `audits`.
 
     `latest_version` returns the version of a model that serves requests which name none; 0 if that depends on the request.
     """
 
     def __init__(self, clock: Callable[[], float], latest_version: Callable[[str], int] = lambda _model: 0) -> None:
+        self.audits: Audits = NO_AUDIT
         self._clock = clock
         self._decisions: Decisions | None = None
         self._keys = KeyRing()
