@@ -89,9 +89,10 @@ class GrpcCall:
         self.deadline_ms = 0
         self.gate: Gate | None = None
         self.head = head
-        self.principal = NOBODY
         self.refusal = b""
         self.on_cancel: Callable[[], None] | None = None
+        self.principal = NOBODY
+        """Who makes the call."""
 
     # The kind of call
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from weir.access.gate import TENANT_HEADER, Gate
 from weir.access.policy.actions import Action
+from weir.access.principal import NOBODY
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import PendingRequest
 from weir.calls.inference.call import Call, Ready
@@ -66,6 +67,7 @@ class InferExchange(Call):
         "content",
         "keep_alive",
         "more_body",
+        "principal",
         "rejection",
         "response_complete",
         "status_of",
@@ -99,6 +101,8 @@ class InferExchange(Call):
         """The complete body."""
         self.keep_alive = keep_alive
         self.more_body = True
+        self.principal = NOBODY
+        """Who sends the request."""
         self.rejection: WeirError | None = None
         self.response_complete = False
         self.status_of: Callable[[WeirError], int] | None = None
@@ -123,7 +127,7 @@ class InferExchange(Call):
         try:
             fields = self._fields
             tenant = fields.get(TENANT_HEADER, b"")
-            principal = gate.principal_of(fields.get(b"authorization", b""), self._connection.certificate, tenant)
+            principal = self.principal = gate.principal_of(fields.get(b"authorization", b""), self._connection.certificate, tenant)
             gate.check(principal, Action.INFER, self._model, self._version)
         except WeirError as error:
             self._reject_early(error)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from weir.access.policy.actions import Action
+from weir.access.principal import NOBODY
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.headers import pack_headers
 from weir.calls.in_flight import PendingRequest
@@ -90,6 +91,7 @@ class NatsCall(Call):
         "error",
         "format",
         "last_acknowledged_s",
+        "principal",
     )
 
     kind = "nats"
@@ -117,6 +119,8 @@ class NatsCall(Call):
         self.last_acknowledged_s = 0.0
         """Monotonic time of the last acknowledgement; 0 before the first."""
         self.error = ""
+        self.principal = NOBODY
+        """Who sends the request."""
 
     @property
     def busy_ns(self) -> int:
@@ -133,7 +137,7 @@ class NatsCall(Call):
         gate = self.services.gate
         if gate.is_on:
             shown, tenant = headers.get("authorization", ""), headers.get("weir-tenant", "")
-            principal = gate.principal_of(shown.encode(errors="replace"), tenant=tenant.encode("latin-1", "replace"))
+            principal = self.principal = gate.principal_of(shown.encode(errors="replace"), tenant=tenant.encode("latin-1", "replace"))
             gate.check(principal, Action.INFER, model, version)
         served = self.services.catalog.resolve(model, version)
         return Document(served, model, version, data, headers.get(HEADER_LENGTH))

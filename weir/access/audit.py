@@ -3,8 +3,8 @@
 Every refused request is an event, and every allowed one that changes the server or reads what belongs to others. Allowed
 inference, metadata, statistics, health, metrics and reading in the console are none: the access log has them.
 
-An event carries no secret and no payload. Its strings may come from clients: they are bounded, and all characters that could
-forge a line or control a terminal are replaced, when the event is made.
+An event carries no secret and no payload. Its strings may come from clients: when the event is made they are bounded, and
+all characters that could forge a line or control a terminal are replaced.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def printable(text: str, limit: int = MAX_TEXT) -> str:
     return "".join(ch if ch.isprintable() else "\N{REPLACEMENT CHARACTER}" for ch in text)
 
 
-def event_of(
+def event_of(  # noqa: PLR0913 - what a door knows of a request
     time_s: float,
     door: str,
     operation: str,

@@ -7,6 +7,7 @@ import re
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from weir.access.principal import NOBODY
 from weir.http_server.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
 from weir.runtime.containment import report
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
@@ -21,6 +22,9 @@ CERTIFICATE_KEY = "weir.certificate"
 
 CHALLENGE = 'Bearer realm="weir", Basic realm="weir"'
 """How a client may show who it is (`WWW-Authenticate`). Browsers ask for a password on the second. Source: RFC 9110, 11."""
+
+EXCHANGE_KEY = "weir.exchange"
+"""Where the ASGI scope holds the `AsgiExchange` of the request."""
 
 DISCARD_S = 5.0
 """How long the rest of a rejected body is read and dropped, so that its client can read the response before the connection
@@ -128,6 +132,7 @@ class AsgiExchange:
         "_wakeup",
         "keep_alive",
         "more_body",
+        "principal",
         "response_complete",
     )
 
@@ -137,6 +142,7 @@ class AsgiExchange:
         self._memory = RequestMemory(connection.memory.account)
         scope[MEMORY_KEY] = self._memory
         scope[CONNECTION_KEY] = connection
+        scope[EXCHANGE_KEY] = self
         self._body = bytearray()  # what the application has not taken yet
         self._received = 0
         self._wakeup = asyncio.Event()
@@ -151,6 +157,8 @@ class AsgiExchange:
         self._left_bytes = 0  # of the announced length of the response
         self.keep_alive = keep_alive
         self.more_body = True
+        self.principal = NOBODY
+        """Who sends the request."""
         self.response_complete = False
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+
 from weir.access.audit import (
     MAX_MERGING,
     MAX_TEXT,
@@ -55,7 +56,8 @@ def test_strings_of_clients_can_not_forge_a_line(text: str) -> None:
     event = event_of(1.0, text, text, ALICE._replace(name=text), Action.LOAD, allowed=True, model=text, request_id=text)
     line = msgspec.json.encode(event).decode()
     assert line.isprintable()
-    assert "\\u" not in line and "\\n" not in line
+    assert "\\u" not in line
+    assert "\\n" not in line
     assert event.model.startswith("a\N{REPLACEMENT CHARACTER}")
 
 
