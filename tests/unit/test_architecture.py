@@ -152,7 +152,7 @@ ROOMS = {
         "loading",
     ),
     "telemetry": (
-        "instruments log_settings metrics_config tracing",
+        "instruments line_writer log_settings metrics_config tracing",
         "logs",
     ),
     "runtime": (
