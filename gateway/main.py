@@ -35,6 +35,7 @@ from weir.calls.readiness import Readiness
 from weir.calls.tracing import Tracing
 from weir.cluster.access.exposure import check_exposure, frontend_addresses
 from weir.cluster.access.service import AccessService
+from weir.cluster.audit import AuditOptions, AuditRecorder
 from weir.cluster.counters.collection import Statistics
 from weir.durable.api.acceptance import QueueProvisioner
 from weir.durable.api.async_requests import AsyncRequests
@@ -332,6 +333,12 @@ class _Gateway:
             stops.callback(self._access.stop)
             await self._durable.start(background)
         stops.callback(self._durable.stop)
+        options = AuditOptions(self._settings.audit_log, self._settings.audit_max_bytes)
+        with _start_errors():
+            audit = AuditRecorder(self._bus, self._durable.publisher, self._context.gate, options)
+        self._context.gate.audits = audit
+        audit.start(background)
+        stops.push_async_callback(audit.stop)
         await self._live_settings.start()
         await self._history.start()
         for feature in self._features:

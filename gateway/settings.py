@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess
+from weir.bus.streams.declarations import AUDIT_MAX_BYTES
 from weir.durable.settings import QueueSettings
 from weir.telemetry.log_settings import LogOptions
 
@@ -97,3 +98,6 @@ class GatewaySettings(QueueSettings, LogOptions):
     client_shm_prefix: tuple[str, ...] = ()
 
     trace_config: tuple[str, ...] = ()
+
+    audit_log: str = ""
+    audit_max_bytes: int = AUDIT_MAX_BYTES

@@ -105,7 +105,7 @@ ROOMS = {
         "api",
         "main",
     ),
-    "cluster": ("access counters observation status", "rates"),
+    "cluster": ("access audit counters observation status", "rates"),
     "perf": (
         "inputs load",
         "clients",

@@ -20,6 +20,7 @@ from weir.bus.naming.live_queues import MAX_LIVE_STREAMS
 from weir.bus.naming.permissions import USERS, nats_conf
 from weir.commands import roles as role_commands
 from weir.commands.access.command import access, key
+from weir.commands.audit.command import audit
 from weir.commands.batch_jobs.batch import batch
 from weir.commands.completion import complete_model
 from weir.commands.infer.command import infer
@@ -331,6 +332,13 @@ app.command(
         "weir perf detector --protocol=grpc --shape=IMAGE:3,224,224",
     ),
 )(perf)
+app.command(
+    cls=SectionedCommand,
+    epilog=examples(
+        "weir audit --since=1h --denied",
+        "weir audit --principal=alice --model='resnet*' --json",
+    ),
+)(audit)
 app.command(cls=SectionedCommand, epilog=examples("weir doctor", "weir doctor --json"))(doctor)
 app.command(
     cls=SectionedCommand,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import time
+from datetime import datetime
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
@@ -133,3 +135,20 @@ def seconds_of(option: str, text: str) -> float:
     if match is None or float(match[1]) <= 0:
         raise UsageError(f"{option} takes a number and a unit, as in 90s, 30m, 12h or 7d, not {text!r}")
     return float(match[1]) * _UNITS_S[match[2]]
+
+
+def moment_of(option: str, text: str) -> float:
+    """The time in Unix seconds that `30m` (that long ago) or an ISO 8601 time means; one without a zone is local time.
+
+    Raises UsageError for any other text.
+    """
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        pass
+    try:
+        return time.time() - seconds_of(option, text)
+    except UsageError:
+        raise UsageError(
+            f"{option} takes 90s, 30m, 12h or 7d, that long ago, or a time as 2026-12-31T12:00:00Z, not {text!r}"
+        ) from None

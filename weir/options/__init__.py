@@ -10,6 +10,7 @@ from weir.options.frontends import FRONTEND_OPTIONS
 from weir.options.models import MODEL_OPTIONS
 from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
 from weir.options.processes import PROCESS_OPTIONS
+from weir.options.request_logs import REQUEST_LOG_OPTIONS
 from weir.options.server import SCALING_OPTIONS, SERVER_OPTIONS
 from weir.options.unsupported import INEFFECTIVE, REFUSED, REMOVED
 
@@ -22,6 +23,7 @@ OPTIONS: tuple[Option, ...] = (
     *PROCESS_OPTIONS,
     *SCALING_OPTIONS,
     *SERVER_OPTIONS,
+    *REQUEST_LOG_OPTIONS,
     *INEFFECTIVE,
     *REFUSED,
     *REMOVED,

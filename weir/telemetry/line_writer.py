@@ -1,7 +1,7 @@
 """`LineWriter`: appends lines to a file, or to standard output, from a thread. Used by the access log and the audit log.
 
-Several processes may append to one file: each batch of lines is one write at its end. A file that was renamed or removed, as
-by logrotate, is opened again within a second. A file that can't be written, as on a full disk, is logged once; lines are
+Several processes may append to one file: each batch of lines is one write at its end. A file that was renamed or removed
+(logrotate) is opened again within a second. A file that can't be written, as on a full disk, is logged once; lines are
 dropped and counted until it can be written again. Only the thread waits for the disk.
 """
 

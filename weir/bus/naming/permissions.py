@@ -105,6 +105,7 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("durable.cancel", (GATEWAY,), (GATEWAY,)),
     ("lost-attempts.*", (SCHEDULER,), (GATEWAY,)),
     ("callback.>", (GATEWAY,), ()),
+    ("audit.*", (GATEWAY, CONSOLE), ()),
     # Reply subjects of producers
     ("_INBOX.>", (GATEWAY,), (PRODUCER,)),
     ("answers.>", (GATEWAY,), (PRODUCER,)),
@@ -222,6 +223,8 @@ def _streams(live_streams: int, repositories: Iterable[str]) -> dict[str, _Right
     for rights in streams.values():
         if ADMIN in rights:
             rights.setdefault(CONSOLE, rights[ADMIN])
+    # Who did what is for the operator alone: the processes that record it can't read it.
+    streams["AUDIT"] = {GATEWAY: ("make", "limit"), CONSOLE: ("make", "limit"), ADMIN: ("look", "read", "follow")}
     for name in repositories:
         bucket = repository_bucket(name)
         for stream in (f"KV_{bucket}", f"OBJ_{bucket}"):

@@ -20,6 +20,7 @@ RESERVED_TOKENS = frozenset(
         "abandoned",
         "ack",
         "api",
+        "audit",
         "batch",
         "cached",
         "cancel",

@@ -341,6 +341,16 @@ def history(model: str) -> str:
     return f"history.{token(model)}"
 
 
+AUDIT_STREAM = "AUDIT"
+AUDIT_SUBJECTS = "audit.*"
+"""The stream of what principals did and tried to do."""
+
+
+def audit(door: str) -> str:
+    """The audit events of one kind of door: "http", "grpc", …"""
+    return f"audit.{token(door)}"
+
+
 STATES_BUCKET = "sequence-states"
 STATES_STREAM = f"KV_{STATES_BUCKET}"
 """The bucket of checkpoints of sequence states."""

@@ -313,6 +313,37 @@ async def ensure_durable_streams(bus: Bus, limits: QueueLimits) -> list[str]:
     return made
 
 
+AUDIT_MAX_BYTES = 64 << 20
+"""The default size of AUDIT; the oldest events are dropped beyond it."""
+
+AUDIT_MAX_AGE_S = 30 * 86400.0
+"""How long an audit event is kept."""
+
+
+async def ensure_audit_stream(bus: Bus, max_bytes: int) -> None:
+    """Creates the stream of audit events unless it exists, else sets its size. Safe to call concurrently.
+
+    Raises NatsError, OSError or TimeoutError; ServerError where the broker has no room for it.
+    """
+    config = StreamConfig(
+        name=subjects.AUDIT_STREAM,
+        subjects=[subjects.AUDIT_SUBJECTS],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_bytes=max_bytes,
+        max_age=AUDIT_MAX_AGE_S,
+        duplicate_window=DUPLICATE_WINDOW_S,
+        allow_direct=True,
+        deny_delete=True,
+        num_replicas=bus.replicas,
+    )
+    if not await ensure_stream(bus, config):
+        found = (await bus.jetstream.stream_info(subjects.AUDIT_STREAM)).config
+        if found.max_bytes != max_bytes:
+            await bus.jetstream.update_stream(found.evolve(max_bytes=max_bytes))
+
+
 async def _ensure_stores(bus: Bus, limits: QueueLimits) -> None:
     jetstream = bus.jetstream
     await ensure_bucket(bus, _JOBS_BUCKET)

@@ -89,7 +89,7 @@ def test_every_published_subject_has_a_subscriber_and_the_reverse() -> None:
     table = permissions()
     heard = {pattern for may in table.values() for pattern in may.subscribe if pattern[0] != "$"}
     said = {pattern for may in table.values() for pattern in may.publish if pattern[0] != "$"}
-    stored = ("live.", "event.", "batch.", "dead.", "callback.", "history.")  # in streams
+    stored = ("live.", "event.", "batch.", "dead.", "callback.", "history.", "audit.")  # in streams
     unheard = {s for s in said if not allows(heard, s) and not s.startswith(stored)}
     assert unheard == set()
     answered = (
@@ -117,6 +117,16 @@ def test_no_user_may_use_all_of_the_api(user: str) -> None:
     others = [f"_INBOX_{other}.x" for other in USERS if other != user]
     assert not any(allows(may.subscribe, inbox) for inbox in others)
     assert user == "gateway" or not allows(may.publish, "result.a.x"), "who could forge a record"
+
+
+def test_audit_events_are_written_by_their_processes_and_read_by_the_operator_alone() -> None:
+    table = permissions()
+    assert {user for user in USERS if allows(table[user].publish, "audit.http")} == {"gateway", "console"}
+    for request in ("STREAM.MSG.GET.AUDIT", "DIRECT.GET.AUDIT", "CONSUMER.CREATE.AUDIT", "CONSUMER.CREATE.AUDIT.a"):
+        assert {user for user in USERS if allows(table[user].publish, f"$JS.API.{request}")} == {"admin"}
+    for request in ("STREAM.MSG.DELETE.AUDIT", "STREAM.PURGE.AUDIT", "STREAM.DELETE.AUDIT"):
+        assert {user for user in USERS if allows(table[user].publish, f"$JS.API.{request}")} == set()
+    assert {user for user in USERS if allows(table[user].subscribe, "audit.http")} == set()
 
 
 def test_more_streams_and_repositories() -> None:

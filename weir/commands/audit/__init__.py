@@ -1,0 +1,1 @@
+"""`weir audit`: who did what, from the broker."""
