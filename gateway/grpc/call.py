@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weir.access.gate import TENANT_HEADER, Gate
-from weir.access.principal import NOBODY, Principal
+from weir.access.gate import TENANT_HEADER, Asked, Gate, Shown
+from weir.access.principal import NOBODY
 from weir.calls.request_headers import deadline_ms_in
 from weir.durable.api.options import read_preferences
 from weir.gateway.access import OPEN, Access
@@ -113,25 +113,27 @@ class GrpcCall:
         if handler is None:
             return
         try:
-            self.principal = self._identified(gate)
-            gate.check_any(self.principal, handler.action)
+            # What is allowed here is asked about again with the model of each message, and recorded then.
+            self.principal = gate.admit(self._shown(), self._asked()._replace(is_list=True, reads=True))
         except WeirError as error:
             self.refusal = CallError.of(error).response()
 
     def admit(self, model: str, version: str = "") -> None:
         """Asks the gate about the model of a message. Raises WeirError. What the head shows is checked each time."""
-        gate = self.gate
-        if gate is not None:
-            self.principal = self._identified(gate)
-            gate.check(self.principal, self.head.handler.action, model, version)
+        if self.gate is not None:
+            self.principal = self.gate.admit(self._shown(), self._asked()._replace(model=model, version=version))
 
     def may_see(self, model: str) -> bool:
         """Whether the caller may do what the method does to this model, for lists."""
         return self.gate is None or self.gate.may(self.principal, self.head.handler.action, model)
 
-    def _identified(self, gate: Gate) -> Principal:
-        fields, certificate = self.head.fields, self._stream.connection.certificate
-        return gate.principal_of(fields.get(b"authorization", b""), certificate, fields.get(TENANT_HEADER, b""))
+    def _shown(self) -> Shown:
+        fields = self.head.fields
+        certificate = self._stream.connection.certificate
+        return Shown(fields.get(b"authorization", b""), certificate, fields.get(TENANT_HEADER, b""))
+
+    def _asked(self) -> Asked:
+        return Asked("grpc", self.head.method, self.head.handler.action, reads=self.head.reads)
 
     # Events of the stream
 
@@ -415,6 +417,8 @@ class CallMetadata:
         "fields",
         "forwarded",
         "handler",
+        "method",
+        "reads",
         "rejection",
         "timeout_s",
         "traceparent",
@@ -425,6 +429,8 @@ class CallMetadata:
     def __init__(self, head: RequestHead, handlers: Mapping[bytes, Any], access: Access = OPEN) -> None:
         self.fields = fields = dict(head.fields)
         self.handler: Any = handlers.get(head.path)
+        self.method = head.path.decode("latin-1").rpartition("/")[2]
+        self.reads = self.method.startswith("Get") or self.method.endswith("Status")
         self.encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
         self.traceparent = fields.get(b"traceparent", b"").decode("latin-1")
         self.accepted_encoding = accepted_encoding(fields.get(b"grpc-accept-encoding", b"").decode("latin-1"))

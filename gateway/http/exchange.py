@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from weir.access.gate import TENANT_HEADER, Gate
+from weir.access.gate import TENANT_HEADER, Asked, Gate, Shown
 from weir.access.policy.actions import Action
 from weir.access.principal import NOBODY
 from weir.calls.catalog import ServedModel
@@ -32,6 +32,7 @@ from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.request_limits import raw_too_large, too_large
 from weir.schemas.core.requests import InferRequest
 
+_DOOR, _OPERATION = "http", "POST /v2/models/{model}/infer"
 _OK = b"HTTP/1.1 200 OK\r\n"
 _OK_JSON = _OK + b"Content-Type: application/json\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -124,11 +125,10 @@ class InferExchange(Call):
 
     def _enter(self, gate: Gate) -> None:
         """Asks the gate about the request, by its head."""
+        fields, connection = self._fields, self._connection
+        shown = Shown(fields.get(b"authorization", b""), connection.certificate, fields.get(TENANT_HEADER, b""))
         try:
-            fields = self._fields
-            tenant = fields.get(TENANT_HEADER, b"")
-            principal = self.principal = gate.principal_of(fields.get(b"authorization", b""), self._connection.certificate, tenant)
-            gate.check(principal, Action.INFER, self._model, self._version)
+            self.principal = gate.admit(shown, Asked(_DOOR, _OPERATION, Action.INFER, self._model, self._version))
         except WeirError as error:
             self._reject_early(error)
 

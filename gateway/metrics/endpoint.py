@@ -105,7 +105,7 @@ class MetricsEndpoint:
 
         routes = [Route("/metrics", scrape, Action.METRICS), Route("/{path:path}", nothing, Action.METRICS)]
         app = Starlette(routes=routes)
-        app.state.door = HttpDoor(self._gate, weir_error_response)
+        app.state.door = HttpDoor(self._gate, weir_error_response, "metrics")
         return app
 
     async def _page(self, renderer: Renderer) -> bytes:

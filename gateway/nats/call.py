@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from weir.access.gate import Asked, Shown
 from weir.access.policy.actions import Action
 from weir.access.principal import NOBODY
 from weir.bus.nats.connection import Bus
@@ -136,9 +137,9 @@ class NatsCall(Call):
             raise no_memory()
         gate = self.services.gate
         if gate.is_on:
-            shown, tenant = headers.get("authorization", ""), headers.get("weir-tenant", "")
-            principal = self.principal = gate.principal_of(shown.encode(errors="replace"), tenant=tenant.encode("latin-1", "replace"))
-            gate.check(principal, Action.INFER, model, version)
+            tenant = headers.get("weir-tenant", "").encode("latin-1", "replace")
+            shown = Shown(headers.get("authorization", "").encode(errors="replace"), tenant=tenant)
+            self.principal = gate.admit(shown, Asked("nats", "infer", Action.INFER, model, version))
         served = self.services.catalog.resolve(model, version)
         return Document(served, model, version, data, headers.get(HEADER_LENGTH))
 

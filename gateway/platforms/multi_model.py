@@ -157,7 +157,7 @@ class MultiModel:
             ],
             exception_handlers={WeirError: _on_error, HTTPException: _on_unknown},
         )
-        app.state.door = HttpDoor(self._context.gate, weir_error_response)
+        app.state.door = HttpDoor(self._context.gate, weir_error_response, "sagemaker")
         access, cross_site = self._context.access, self._context.cross_site
         for rejection in (
             lambda scope: cross_site.rejection(scope["method"], scope["path"], scope["headers"]),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
-from weir.access.audit import NO_AUDIT, Audits
+from weir.access.audit import NO_AUDIT, Audits, event_of, is_audited
 from weir.access.keys.ring import PREFIX, KeyRing
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decision, Decisions
@@ -55,6 +55,31 @@ class VerifiesTokens(Protocol):
 
     def verify(self, token: str, now_s: float) -> Pass:
         """Whom the token names. Raises ValueError with the reason for one that lets nobody in."""
+
+
+class Shown(NamedTuple):
+    """What a request shows: its `Authorization` header, the client's certificate, and the tenant that it names."""
+
+    authorization: bytes
+    certificate: CertificateNames | None = None
+    tenant: bytes = b""
+
+
+class Asked(NamedTuple):
+    """What a request asks for, and at which door (the fields are those of `AuditEvent`).
+
+    `version` is "" for the latest. With `is_list` it concerns several models, about each of which the door asks later.
+    What only `reads` is no event of the audit log where it is allowed.
+    """
+
+    door: str
+    operation: str
+    action: Action
+    model: str = ""
+    version: str = ""
+    client: str = ""
+    is_list: bool = False
+    reads: bool = False
 
 
 class Gate:
@@ -101,16 +126,51 @@ class Gate:
         self._tokens = tokens
         self._passes.clear()
 
+    def admit(self, shown: Shown, asked: Asked) -> Principal:
+        """Who sends a request that the policy allows. Raises WeirError for one that it does not, as `check`.
+
+        The decision goes to the audit log, if it is an event of it.
+        """
+        principal = NOBODY
+        try:
+            principal = self.principal_of(shown)
+            if asked.is_list:
+                self.check_any(principal, asked.action)
+            else:
+                self.check(principal, asked.action, asked.model, asked.version)
+        except WeirError as error:
+            self._record(principal, asked, error.message)
+            raise
+        if not asked.reads and is_audited(asked.action, allowed=True):
+            self._record(principal, asked, "")
+        return principal
+
+    def _record(self, principal: Principal, asked: Asked, refusal: str) -> None:
+        door, operation, action, model, version, client, _, _ = asked
+        number = int(version) if version.isascii() and version.isdigit() and len(version) < 20 else 0
+        event = event_of(
+            self._clock(),
+            door,
+            operation,
+            principal,
+            action,
+            allowed=not refusal,
+            why=refusal,
+            model=model,
+            version=number,
+            client=client,
+        )
+        self.audits.record(event)
+
     # Who
 
-    def principal_of(
-        self, authorization: bytes, certificate: CertificateNames | None = None, tenant: bytes = b""
-    ) -> Principal:
-        """Who shows this `Authorization` header (b"" for none), or else this certificate.
+    def principal_of(self, shown: Shown) -> Principal:
+        """Who shows the header (b"" for none), or else the certificate.
 
-        `tenant` is the tenant that the request names, which counts where a role of the principal acts for tenants. Raises
-        WeirError (UNAUTHENTICATED) for a header that lets nobody in, whatever else there is.
+        The tenant that the request names counts where a role of the principal acts for tenants. Raises WeirError
+        (UNAUTHENTICATED) for a header that lets nobody in, whatever else there is.
         """
+        authorization, certificate, tenant = shown
         principal = self._shown_by(authorization, certificate)
         if tenant and self.may_act_for_tenants(principal):
             return principal._replace(tenant=tenant.decode("latin-1")[:MAX_TENANT_CHARACTERS])

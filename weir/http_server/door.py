@@ -7,21 +7,23 @@ from collections.abc import Callable, Iterable
 from starlette.requests import Request
 from starlette.types import ASGIApp, Scope
 
-from weir.access.gate import TENANT_HEADER, Gate
+from weir.access.gate import TENANT_HEADER, Asked, Gate, Shown
 from weir.access.policy.actions import Action
 from weir.access.principal import NOBODY, Principal
-from weir.http_server.asgi import CERTIFICATE_KEY
+from weir.http_server.asgi import CERTIFICATE_KEY, EXCHANGE_KEY
 from weir.http_server.routing import Route
 from weir.schemas.core.errors import WeirError
 
+_READING = ("GET", "HEAD")
 _PRINCIPAL_KEY = "weir.principal"
 
 
 class HttpDoor:
-    """The door of one application. `respond` makes what answers with an error."""
+    """The door of one application. `respond` makes what answers with an error; `name` is its name in the audit log."""
 
-    def __init__(self, gate: Gate, respond: Callable[[WeirError], ASGIApp]) -> None:
+    def __init__(self, gate: Gate, respond: Callable[[WeirError], ASGIApp], name: str = "http") -> None:
         self.gate = gate
+        self._name = name
         self._respond = respond
 
     def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
@@ -29,20 +31,35 @@ class HttpDoor:
         gate = self.gate
         if not gate.is_on:
             return None
-        parameters = scope["path_params"]
         try:
-            headers = scope["headers"]
-            tenant = first_header(headers, TENANT_HEADER)
-            principal = gate.principal_of(first_header(headers, b"authorization"), scope.get(CERTIFICATE_KEY), tenant)
-            if route.lists:
-                gate.check_any(principal, route.action)
-            else:
-                model, version = parameters.get(route.model_parameter, ""), parameters.get("version", "")
-                gate.check(principal, route.action, model, version)
+            principal = gate.admit(shown_in(scope), self._asked(scope, route))
         except WeirError as error:
             return self._respond(error)
         scope[_PRINCIPAL_KEY] = principal
+        if EXCHANGE_KEY in scope:  # else it came over the bus
+            scope[EXCHANGE_KEY].principal = principal
         return None
+
+    def _asked(self, scope: Scope, route: Route) -> Asked:
+        parameters, method, client = scope["path_params"], scope["method"], scope.get("client")
+        model = "" if route.lists else parameters.get(route.model_parameter, "")
+        return Asked(
+            self._name,
+            f"{method} {route.path}",
+            route.action,
+            model,
+            parameters.get("version", ""),
+            client[0] if client else "",
+            route.lists,
+            method in _READING,
+        )
+
+
+def shown_in(scope: Scope) -> Shown:
+    """What the request with this ASGI scope shows."""
+    headers = scope["headers"]
+    tenant = first_header(headers, TENANT_HEADER)
+    return Shown(first_header(headers, b"authorization"), scope.get(CERTIFICATE_KEY), tenant)
 
 
 def first_header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

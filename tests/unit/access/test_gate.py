@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.access import gate as module
-from weir.access.gate import CertificateNames, Gate, Pass, certificate_names
+from weir.access.audit import AuditEvent
+from weir.access.gate import Asked, CertificateNames, Gate, Pass, Shown, certificate_names
 from weir.access.keys.ring import KeyRing
 from weir.access.policy.actions import Action
 from weir.access.policy.document import parse_policy
@@ -67,7 +68,7 @@ def gate_with(keys: KeyRing | None = None) -> tuple[Gate, Clock, Tokens]:
 
 def refusal(gate: Gate, shown: bytes, certificate: CertificateNames | None = None) -> str:
     with pytest.raises(WeirError) as refused:
-        gate.principal_of(shown, certificate)
+        gate.principal_of(Shown(shown, certificate))
     assert refused.value.code is ErrorCode.UNAUTHENTICATED
     assert len(shown) < 30 or shown.decode("latin-1")[7:] not in refused.value.message
     return refused.value.message
@@ -87,7 +88,7 @@ def test_a_key_names_its_principal_as_a_bearer_and_as_a_password() -> None:
     gate, _, _ = gate_with(keys)
     password = base64.b64encode(f"anything:{key}".encode())
     for shown in (b"Bearer " + key.encode(), b"bearer  " + key.encode(), b"Basic " + password):
-        found = gate.principal_of(shown)
+        found = gate.principal_of(Shown(shown))
         assert (found.name, found.tenant, found.proof) == ("alice", "acme", Proof.KEY)
 
 
@@ -95,11 +96,11 @@ def test_a_revoked_and_an_expired_key_let_nobody_in() -> None:
     keys, key = ring(expires_s=int(NOW_S) + 5)
     gate, clock, _ = gate_with(keys)
     shown = f"Bearer {key}".encode()
-    assert gate.principal_of(shown).name == "alice"
+    assert gate.principal_of(Shown(shown)).name == "alice"
     clock.now_s = NOW_S + 5
     assert "expired" in refusal(gate, shown)
     clock.now_s = NOW_S
-    assert gate.principal_of(shown).name == "alice"
+    assert gate.principal_of(Shown(shown)).name == "alice"
     gate.use_keys(keys.revoke("alice"))
     assert "revoked" in refusal(gate, shown)
 
@@ -107,7 +108,7 @@ def test_a_revoked_and_an_expired_key_let_nobody_in() -> None:
 def test_a_token_is_checked_once_until_it_expires() -> None:
     gate, clock, tokens = gate_with()
     for _ in range(3):
-        assert gate.principal_of(b"Bearer bob").name == "bob"
+        assert gate.principal_of(Shown(b"Bearer bob")).name == "bob"
     assert tokens.checked == 1
     clock.now_s = NOW_S + 10
     assert "bad" in refusal(gate, b"Bearer bob")
@@ -119,7 +120,7 @@ def test_what_is_shown_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "MAX_REMEMBERED", 3)
     gate, _, _ = gate_with()
     for number in range(8):
-        gate.principal_of(f"Bearer {number}".encode())
+        gate.principal_of(Shown(f"Bearer {number}".encode()))
         assert len(gate._passes) <= 3
     assert "too long" in refusal(gate, b"Bearer " + b"x" * module.MAX_SHOWN_BYTES)
 
@@ -135,17 +136,17 @@ def test_a_certificate_names_its_principal_unless_there_is_a_header() -> None:
     gate, _, _ = gate_with()
     subject = ((("organizationName", "Acme"),), (("commonName", "camera-7"),))
     other = certificate_names(subject[::-1], [("DNS", "x"), ("URI", "spiffe://acme/camera")])
-    assert gate.principal_of(b"", other).name == "camera-7"
-    assert gate.principal_of(b"", other._replace(subject="CN=z")).name == "camera"
-    assert gate.principal_of(b"", certificate_names(subject, [])) == NOBODY
-    assert gate.principal_of(b"Bearer bob", other).name == "bob"
+    assert gate.principal_of(Shown(b"", other)).name == "camera-7"
+    assert gate.principal_of(Shown(b"", other._replace(subject="CN=z"))).name == "camera"
+    assert gate.principal_of(Shown(b"", certificate_names(subject, []))) == NOBODY
+    assert gate.principal_of(Shown(b"Bearer bob", other)).name == "bob"
     refusal(gate, b"Bearer bad one", other)
 
 
 def test_errors_tell_who_may_know_the_model() -> None:
     keys, key = ring()
     gate, _, _ = gate_with(keys)
-    alice = gate.principal_of(f"Bearer {key}".encode())
+    alice = gate.principal_of(Shown(f"Bearer {key}".encode()))
     gate.check(alice, Action.INFER, "resnet50", "1")
     gate.check(NOBODY, Action.HEALTH)
     for who, action, model, code in (
@@ -187,6 +188,50 @@ def test_a_request_without_a_version_is_for_the_latest() -> None:
 def test_a_list_is_for_whoever_may_see_some_of_it() -> None:
     keys, key = ring()
     gate, _, _ = gate_with(keys)
-    gate.check_any(gate.principal_of(f"Bearer {key}".encode()), Action.INFER)
+    gate.check_any(gate.principal_of(Shown(f"Bearer {key}".encode())), Action.INFER)
     with pytest.raises(WeirError, match="no rule allows"):
         gate.check_any(NOBODY, Action.INFER)
+
+
+class Recorded:
+    """An audit log in memory."""
+
+    def __init__(self) -> None:
+        self.events: list[AuditEvent] = []
+
+    def record(self, event: AuditEvent) -> None:
+        self.events.append(event)
+
+
+def test_what_is_refused_or_changes_something_is_recorded() -> None:
+    keys, key = ring()
+    gate, _, _ = gate_with(keys)
+    gate.use_policy(parse_policy("roles: {caller: {rules: [{actions: [infer, load]}]}}"))
+    gate.audits = recorded = Recorded()
+    shown = Shown(f"Bearer {key}".encode())
+    asked = Asked("http", "POST /x", Action.LOAD, "m", "3", "192.0.2.1")
+    assert gate.admit(shown, asked).name == "alice"
+    gate.admit(shown, asked._replace(reads=True))
+    gate.admit(shown, asked._replace(action=Action.INFER))
+    for refused in (shown, Shown(b""), Shown(b"Bearer bad")):
+        with pytest.raises(WeirError):
+            gate.admit(refused, asked._replace(action=Action.LOGS))
+    facts = [(event.allowed, event.action, event.principal, event.model, event.version) for event in recorded.events]
+    assert facts == [
+        (True, "load", "alice", "m", 3),
+        (False, "logs", "alice", "m", 3),
+        (False, "logs", "", "m", 3),
+        (False, "logs", "", "m", 3),
+    ]
+    assert all(event.client == "192.0.2.1" and key not in str(event) for event in recorded.events)
+
+
+def test_the_tenant_of_a_request_counts_where_its_sender_acts_for_tenants() -> None:
+    gate, _, _ = gate_with()
+    gate.use_policy(parse_policy("roles: {caller: {}, broker: {acts_for_tenants: true}}"))
+    gate.use_keys((two := KeyRing().create("a", ["caller"], NOW_S, tenant="own"))[0])
+    assert gate.principal_of(Shown(f"Bearer {two[1]}".encode(), tenant=b"other")).owner == "tenant own"
+    gate.use_keys((one := KeyRing().create("b", ["broker"], NOW_S))[0])
+    shown = Shown(f"Bearer {one[1]}".encode())
+    assert gate.principal_of(shown).owner == "key b"
+    assert gate.principal_of(shown._replace(tenant=b"acme")).owner == "tenant acme"

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import typer
 
-from weir.access.gate import Gate
+from weir.access.gate import Gate, Shown
 from weir.access.keys.ring import PREFIX, KeyRecord, KeyRing
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decision
@@ -43,11 +43,11 @@ def validate(path: Path) -> None:
 
 
 class Question(NamedTuple):
-    """What somebody wants to do. `version` is 0 for all versions of the model."""
+    """What somebody wants to do. `version` is "" for the latest of the model."""
 
     action: Action
     model: str
-    version: int
+    version: str
 
 
 class PolicyCheck:
@@ -88,7 +88,7 @@ class PolicyCheck:
             self._gate.use_keys(self._keys())
         elif self._policy.tokens:
             asyncio.run(self._use_issuers())
-        return self._gate.principal_of(f"Bearer {secret}".encode())
+        return self._gate.principal_of(Shown(f"Bearer {secret}".encode()))
 
     async def _use_issuers(self) -> None:
         from weir.cluster.access.issuers import Issuers

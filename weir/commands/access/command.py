@@ -174,6 +174,6 @@ def check(  # noqa: PLR0913 - options of a command
         return
     from weir.commands.access.stores import key_store
 
-    question = checking.Question(checking.action_of(action), model, version)
+    question = checking.Question(checking.action_of(action), model, str(version) if version else "")
     decider = checking.PolicyCheck(checking.read_policy(policy), policy.parent, lambda: key_store(broker, file).ring())
     raise typer.Exit(decider.run(who, question))

@@ -45,7 +45,7 @@ def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str]
             Middleware(GZipMiddleware, minimum_size=_COMPRESSED_BYTES, compresslevel=_COMPRESSION_LEVEL),
         ],
     )
-    app.state.door = ConsoleDoor(context.gate, weir_error_response)
+    app.state.door = ConsoleDoor(context.gate, weir_error_response, "console")
     return app
 
 

@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from jwt.algorithms import OKPAlgorithm
 
-from weir.access.gate import Gate
+from weir.access.gate import Gate, Shown
 from weir.access.policy.rules import Issuer
 from weir.access.tokens.signing_keys import MAX_SET_BYTES
 from weir.cluster.access import key_sets
@@ -71,7 +71,7 @@ class Process:
 
     def takes(self, name: str) -> bool:
         try:
-            return self.gate.principal_of(token(name)).name == "alice"
+            return self.gate.principal_of(Shown(token(name))).name == "alice"
         except WeirError:
             return False
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from tests.support.waiting import eventually
-from weir.access.gate import Gate
+from weir.access.gate import Gate, Shown
 from weir.access.keys.ring import KeyRing
 from weir.access.policy.actions import Action
 from weir.bus.kv.access_keys import AccessKeys
@@ -49,7 +49,7 @@ def bearer(key: str) -> bytes:
 
 def is_let_in(gate: Gate, key: str) -> bool:
     try:
-        return bool(gate.principal_of(bearer(key)).name)
+        return bool(gate.principal_of(Shown(bearer(key))).name)
     except WeirError as error:
         if error.code is not ErrorCode.UNAUTHENTICATED:
             raise
@@ -57,7 +57,7 @@ def is_let_in(gate: Gate, key: str) -> bool:
 
 
 def may_infer(gate: Gate, key: str) -> bool:
-    return gate.may(gate.principal_of(bearer(key)), Action.INFER, "m")
+    return gate.may(gate.principal_of(Shown(bearer(key))), Action.INFER, "m")
 
 
 def create(name: str, role: str = "caller") -> tuple[list[str], Any]:
