@@ -24,7 +24,8 @@ from tests.support.models.zoo import write_identity, write_small_zoo
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.nats import PermittedNats
 from tests.support.servers.roles import Start
-from tests.support.waiting import wait_until
+from tests.support.waiting import eventually, wait_until
+from weir.bus.kv.access_keys import AccessKeys
 from weir.bus.naming.permissions import USERS, allows, nats_conf, permissions
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.replies import ReplyInbox
@@ -186,6 +187,36 @@ async def _as_console(url: str) -> None:
         observation.close()
         await bus.close()
         view.stop()
+
+
+async def test_gateways_follow_the_keys_that_only_the_operator_writes(start: Start) -> None:
+    permitted: PermittedNats = start.nats
+    before = list(permitted.violations)
+    async with asyncio.TaskGroup() as background:
+        buses = {
+            user: await Bus.connect(permitted.url_of(user), "keys", background, role=user)
+            for user in ("gateway", "console", "admin")
+        }
+        followers = [AccessKeys(buses[user]) for user in ("gateway", "console")]
+        for keys in followers:
+            await keys.start(is_maker=False)
+        operator = AccessKeys(buses["admin"])
+        await operator.start()
+        await operator.change("a", lambda ring: ring.create("a", ["r"], 1)[0])
+        await eventually(lambda: all(keys.get("a") for keys in followers))
+        for keys in followers:
+            await keys.read_again()
+        await operator.change("a", lambda ring: ring.revoke("a"))
+        await eventually(lambda: not any(keys.get("a") for keys in followers))
+        assert permitted.violations == before
+        for user in ("gateway", "console"):
+            buses[user].publish("$KV.access_keys.a", b"{}")
+            await buses[user].flush()
+        await eventually(lambda: len(permitted.violations) == len(before) + 2)
+        await operator.read_again()
+        assert operator.all() == []
+        for bus in buses.values():
+            await bus.close()
 
 
 async def _as_producer(url: str) -> None:

@@ -174,3 +174,16 @@ def test_the_configuration_holds_no_password() -> None:
     text = nats_conf(["worker"])
     assert "password: $WEIR_WORKER_PASSWORD" in text
     assert "weir-gateway" not in text
+
+
+def test_only_the_operator_writes_keys_and_neither_workers_nor_producers_read_them() -> None:
+    table = permissions()
+    writes = ("$KV.access_keys.a", "$JS.API.STREAM.CREATE.KV_access_keys")
+    assert [user for user in table if any(allows(table[user].publish, subject) for subject in writes)] == ["admin"]
+    for verb in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.DELETE", "STREAM.UPDATE"):
+        assert not any(allows(may.publish, f"$JS.API.{verb}.KV_access_keys") for may in table.values())
+    readers = ["gateway", "admin", "console"]
+    assert [user for user in table if allows(table[user].subscribe, "kv.access_keys.a")] == readers
+    for verb in ("STREAM.MSG.GET.{}", "DIRECT.GET.{}", "CONSUMER.CREATE.{}", "CONSUMER.CREATE.{}.x"):
+        subject = f"$JS.API.{verb.format('KV_access_keys')}"
+        assert [user for user in table if allows(table[user].publish, subject)] == readers
