@@ -68,6 +68,11 @@ weir.schemas.wire.observation:MAX_REPORTED_TIMES | times in the report of a requ
 weir.scheduler.service.observation:MAX_OPEN_BATCHES | reported batches whose ends are awaited | the end of the oldest is not reported
 weir.bus.observation:REPORT_DELAY_S | how long a report waits for others | sent
 weir.bus.observation:MAX_WAITING_BYTES | reports for one observer that wait | sent at once
+weir.access.policy.document:MAX_POLICY_BYTES | an access policy | rejected; the policy before stays in force
+weir.cluster.access.key_file:MAX_BYTES | a file of keys | rejected; the keys before stay in force
+weir.access.tokens.signing_keys:MAX_SET_BYTES | the key set of an issuer | rejected; the last copy stays in use
+weir.cluster.access.key_sets:FETCH_TIMEOUT_S | fetching a key set | tried again after 10 s
+weir.access.gate:MAX_REMEMBERED | keys and tokens whose check is remembered | all are checked again
 weir.cluster.observation.store:MAX_BYTES | reports that an observer keeps | the oldest are dropped
 weir.cluster.observation.observer:MAX_WATCHED | models that an observer watches at a time | the one that was asked for longest ago is not watched any more
 # Callers (gateways, and workers that call models)
@@ -88,7 +93,7 @@ weir.gateway.admin.history:MAX_SHOWN | changes in one response | the newest
 weir.schemas.wire.history:MAX_CONFIG_BYTES | configuration of a load that the history keeps | it can't be rolled back to
 weir.repository.content_digests:MAX_READ_BYTES | contents of a version that are read for its digest | further files count by size and time of change
 weir.repository.content_digests:MAX_KNOWN | files whose digests a worker keeps | computed again
-weir.bus.kv.typed_bucket:MAX_RECORDS | models with a traffic rule that was set, models kept without a worker, keys of settings: of each | dropped
+weir.bus.kv.typed_bucket:MAX_RECORDS | models with a traffic rule that was set, models kept without a worker, keys of settings, principals with keys: of each | dropped
 weir.schemas.config.traffic:MAX_ARMS | versions in a traffic rule | 400
 weir.calls.outbox:MAX_FRAME_BYTES | bodies that share a frame | the next frame takes the rest
 weir.calls.model_control:DEPENDENTS_TIMEOUT_S | wait for an ensemble's running requests before its models are unloaded with it | they are unloaded

@@ -28,6 +28,9 @@ INIT = "docs/init.md"
 FIRST_HOUR = "docs/first-hour.md"
 """Its commands build on each other: test_first_hour.py runs them."""
 
+SECURITY = "docs/security.md"
+"""Its commands build on each other: test_security_keys.py runs them."""
+
 OWN_MODEL = ("weir ", "curl -s http://localhost:8000/v2/models/my/")
 """Commands of the README for a model of one's own, which are among those of FIRST_HOUR."""
 
@@ -56,7 +59,7 @@ def commands() -> list[tuple[str, str]]:
     return [
         (block.page, line)
         for block in blocks("sh")
-        if block.page not in (EVENTS, FIRST_HOUR, INIT, *MANAGED_SERVICES)
+        if block.page not in (EVENTS, FIRST_HOUR, INIT, SECURITY, *MANAGED_SERVICES)
         for line in block.text.splitlines()
         if line.strip()
     ]

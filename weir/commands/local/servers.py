@@ -101,7 +101,8 @@ class ServerRegistration:
         self.announce({"nats_url": nats_url})
 
     def announce(self, addresses: Mapping[str, str]) -> None:
-        """Replace what commands read: `nats_url`, whose secrets are left out, and "host:port" by protocol.
+        """Replace what commands read: `nats_url`, whose secrets are left out, and "host:port" by protocol,
+        besides the files of the access options.
 
         Commands find the broker without the addresses too, so a folder that can't be written is not an error.
         """
