@@ -22,6 +22,7 @@ from docs.scheduler_pictures import SCENARIOS, part_of, pictures
 from docs.status_page import fields_of, status_advice, status_example, status_fields
 from weir.commands.doctor.checks import CHECKS
 from weir.options import SERVE, Option, options_of
+from weir.options.secret import Secret
 from weir.perf.report.document import PerfReport
 from weir.schemas.wire.batches import BatchCompletion, BatchEntry, BatchMessage, CancelledRequests, DirectRuns
 from weir.schemas.wire.calls import RequestEnvelope
@@ -35,6 +36,7 @@ from weir.schemas.wire.observation import (
 )
 
 DOCS = Path(__file__).parent
+_FROM_FILE = "[`@FILE`](../operations.md#keep-secrets-out-of-command-lines): the first line of that file."
 _STATES = (SAME, DIFFERENT, ABSENT)
 
 # Modules of the stub import each other as top-level modules, as they do in a model's process.
@@ -46,7 +48,8 @@ def serve_options() -> str:
     groups: dict[str, list[tuple[str, ...]]] = {}
     for option in options_of(SERVE).values():
         names = ", ".join(f"`{name}`" for name in option.names)
-        groups.setdefault(option.panel, []).append((names, _default(option), option.help))
+        meaning = f"{option.help} {_FROM_FILE}" if isinstance(option.value, Secret) else option.help
+        groups.setdefault(option.panel, []).append((names, _default(option), meaning))
     tables = []
     for group, rows in groups.items():
         if any(default for _, default, _ in rows):

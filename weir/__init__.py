@@ -20,6 +20,12 @@ __all__ = ["ErrorCode", "InferResult", "Server", "StartError", "WeirError", "__v
 NATS_URL_VARIABLE = "WEIR_NATS_URL"
 """Environment variable with the broker's URL. `weir serve` passes it so because every local user can read arguments."""
 
+API_KEY_VARIABLE = "WEIR_API_KEY"
+"""Environment variable with the key that commands show to a gateway, or `@FILE` for the file that holds it."""
+
+OTLP_HEADERS_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+"""OpenTelemetry's environment variables with the headers that the collector of traces wants, such as a key."""
+
 DATA_DIR_VARIABLE = "WEIR_DATA_DIR"
 """Environment variable with the data folder of `weir serve`, for the server and for the commands that look for one."""
 

@@ -21,6 +21,7 @@ from typing import Any, Self
 from weir.client import Client
 from weir.errors import StartError
 from weir.options import SERVE, Option, options_of
+from weir.options.secret import Secret, as_variable
 from weir.server_process import ServerProcess
 
 _DEFAULTS: dict[str, Any] = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "exit_on_error": True}
@@ -48,14 +49,15 @@ class Server(Client):
         given = {**_DEFAULTS, **options, "model_repository": [str(path) for path in paths]}
         self._exit_timeout_s = float(given.get("exit_timeout_secs", 30.0))
         self._start_timeout_s = start_timeout_s
-        self._arguments = _arguments(given)
+        self._arguments, secrets = _arguments(given)
+        self._environment = as_variable(secrets)
         self._process: ServerProcess | None = None
         self._facts: dict[str, str] = {}
 
     def start(self) -> Self:
         """Start the server and wait until it is ready. Raises StartError with its last log lines if it can't start."""
         if self._process is None:
-            process = ServerProcess(self._arguments, self._exit_timeout_s)
+            process = ServerProcess(self._arguments, self._exit_timeout_s, self._environment)
             self._facts = process.wait_ready(self._start_timeout_s)
             if "grpc" not in self._facts:
                 process.stop()
@@ -133,25 +135,33 @@ class Server(Client):
         return self._facts[name]
 
 
-def _arguments(given: dict[str, Any]) -> list[str]:
-    """`given` as command line arguments. Raises TypeError for an unknown option."""
+def _arguments(given: dict[str, Any]) -> tuple[list[str], dict[str, list[str]]]:
+    """`given` as command line arguments, and the texts of options that may hold secrets, by key.
+
+    Raises TypeError for an unknown option.
+    """
     options = options_of(SERVE)
     arguments: list[str] = []
+    secrets: dict[str, list[str]] = {}
     for key, value in given.items():
         if key not in options:
             close = difflib.get_close_matches(key, options, 1)
             raise TypeError(f"unknown option {key!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
-        arguments += _written(options[key], value)
-    return arguments
+        texts = _texts(options[key], value)
+        if isinstance(options[key].value, Secret) and texts:
+            secrets[key] = texts
+        else:
+            arguments += [f"{options[key].name}={text}" for text in texts]
+    return arguments, secrets
 
 
-def _written(option: Option, value: Any) -> list[str]:
+def _texts(option: Option, value: Any) -> list[str]:
     if value is None:
         return []
     if option.repeatable and isinstance(value, str | Path):
         value = (value,)
     values = tuple(value) if option.repeatable else (value,)
-    return [f"{option.name}={_text(one)}" for one in values]
+    return [_text(one) for one in values]
 
 
 def _text(value: Any) -> str:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from weir.errors import StartError
@@ -31,10 +31,14 @@ _STOP_GRACE_S = 20.0
 class ServerProcess:
     """Starts `weir serve` with the given arguments. `exit_timeout_s` is the time it gives running requests at a stop.
 
+    `environment` is added to this process's, and holds the secrets among the options (`weir.options.secret`).
+
     Its log goes to an unnamed temporary file.
     """
 
-    def __init__(self, arguments: Sequence[str], exit_timeout_s: float) -> None:
+    def __init__(
+        self, arguments: Sequence[str], exit_timeout_s: float, environment: Mapping[str, str] | None = None
+    ) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._ready_fd, announced = os.pipe()
         try:
@@ -43,7 +47,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
-                env=_environment(announced),
+                env={**_environment(announced), **(environment or {})},
                 pass_fds=(announced,),
                 start_new_session=True,
             )

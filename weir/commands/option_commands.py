@@ -14,6 +14,7 @@ import typer
 from weir.calls.cache.config import CacheConfig
 from weir.commands.terminal import SectionedCommand
 from weir.options import OPTIONS, Option, UsageError, options_of
+from weir.options.secret import taken_from
 
 _POSITIONAL = "arguments"
 _HELP_ALL = "help_all"
@@ -66,6 +67,8 @@ def command(name: str, help: str, run: Callable[[dict[str, Any]], None], positio
         texts.pop(_HELP_ALL, None)
         if positional:
             texts[positional] = [*(texts[positional] or ()), *(texts.pop(_POSITIONAL) or ())]
+        for key, secrets in taken_from().items():
+            texts[key] = secrets if options[key].repeatable else secrets[-1]
         run(read_values(options, texts))
 
     parameters = [

@@ -1,8 +1,8 @@
 """`weir gateway`, `weir durable`, `weir scheduler`, `weir worker`: run one role, as `weir serve` and containers do.
 
 A role's code is imported only when its command runs. Its `main.run(settings)` blocks until the role ends; a WeirError that
-it raises is logged and announced to the supervisor in one line. Broker passwords are hidden from other processes and from
-the code of models first.
+it raises is logged and announced to the supervisor in one line. Secrets are hidden from other processes and from the
+code of models first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import dataclasses
 import gc
 import logging
 import os
-import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -20,14 +19,15 @@ from typing import Any
 
 import typer
 
-from weir import NATS_URL_VARIABLE
+from weir import API_KEY_VARIABLE, NATS_URL_VARIABLE, OTLP_HEADERS_VARIABLES
 from weir.bus.nats.access import PASSWORD_VARIABLE, BrokerAccess
 from weir.commands.preflight import check_agent_directory, check_backend_directories, check_repositories
 from weir.commands.running_server import access_to
 from weir.commands.terminal import examples
 from weir.errors import StartError
-from weir.options import options_of
-from weir.options.broker import ACCESS_FIELDS
+from weir.options import OPTIONS, options_of
+from weir.options.broker import ACCESS_FIELDS, NATS_VALUE
+from weir.options.secret import SECRETS_VARIABLE, Secret, has_identity, in_the_clear, without_identities
 from weir.runtime.readiness import announce_failure, watch_parent
 from weir.schemas.core.errors import WeirError
 
@@ -56,9 +56,10 @@ EXAMPLES = {
 def run_role(role: str, values: Mapping[str, Any]) -> None:
     """Run `role` with the values of its options, by key, until it ends."""
     settings = settings_of(role, values)
-    forget_secrets()
+    forget_secrets(role)
     watch_parent()
     main = import_role(role)
+    warn_of_secrets(logging.getLogger(f"weir.{role}"))
     try:
         status = main.run(settings)
     except WeirError as error:
@@ -129,30 +130,45 @@ def settings_of(role: str, values: Mapping[str, Any]) -> Any:
     return kind(**fields)
 
 
-_IDENTITY = re.compile(r"(?<=://)[^\s,/@]*@")
+_SECRETS = {name: option.value for option in OPTIONS for name in option.names if isinstance(option.value, Secret)}
+_SENDS_TRACES = ("gateway", "durable")
 
 
 def hide_secrets() -> None:
-    """Remove broker passwords and tokens from this process's command line and environment as shown in /proc.
+    """Remove secrets from this process's command line and environment as shown in /proc.
 
     Every user of the host can read the command line there, and every process of the same user the environment.
     Source: Linux's proc(5), `cmdline` and `environ`.
     """
-    if _secret_variables() or any(map(_IDENTITY.search, (*sys.orig_argv, *sys.argv))):
+    in_arguments = [text for texts in in_the_clear(sys.argv, _SECRETS).values() for text in texts]
+    if _secret_variables() or in_arguments or any(map(has_identity, (*sys.orig_argv, *sys.argv))):
         from setproctitle import getproctitle, setproctitle  # it overwrites both in place
 
-        setproctitle(_IDENTITY.sub("", getproctitle()))
+        title = getproctitle()
+        for text in in_arguments:
+            title = title.replace(text, without_identities(text) if has_identity(text) else "***")
+        setproctitle(without_identities(title))
 
 
-def forget_secrets() -> None:
-    """Remove broker passwords and tokens from `os.environ`, in a role that has read its options."""
+def forget_secrets(role: str = "") -> None:
+    """Remove secrets from `os.environ`, in a role that has read its options. Roles that send traces keep their headers."""
     for name in _secret_variables():
-        del os.environ[name]
+        if not (name in OTLP_HEADERS_VARIABLES and role in _SENDS_TRACES):
+            del os.environ[name]
+
+
+def warn_of_secrets(logger: logging.Logger) -> None:
+    """Log a warning for each option with a secret on this process's command line."""
+    for name in in_the_clear(sys.argv, _SECRETS):
+        logger.warning(
+            "%s has a secret on the command line, where every user of this machine could read it until the process hid it; "
+            "write it to a file that only you may read, and give %s=@FILE",
+            name,
+            name,
+        )
 
 
 def _secret_variables() -> list[str]:
-    has_identity = _IDENTITY.search(os.environ.get(NATS_URL_VARIABLE, ""))
-    return [
-        *([PASSWORD_VARIABLE] if PASSWORD_VARIABLE in os.environ else []),
-        *([NATS_URL_VARIABLE] if has_identity else []),
-    ]
+    always = (PASSWORD_VARIABLE, API_KEY_VARIABLE, SECRETS_VARIABLE, *OTLP_HEADERS_VARIABLES)
+    has_user = NATS_VALUE.is_secret(os.environ.get(NATS_URL_VARIABLE, ""))
+    return [*(name for name in always if name in os.environ), *([NATS_URL_VARIABLE] if has_user else [])]

@@ -23,7 +23,7 @@ from weir import NATS_URL_VARIABLE
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess, BrokerServer
 from weir.commands.local.servers import LocalServer, local_servers, loopback_port, without_users
 from weir.errors import StartError
-from weir.options.broker import ACCESS_OPTIONS
+from weir.options.broker import ACCESS_OPTIONS, NATS_OPTION
 from weir.options.option import UsageError
 
 
@@ -133,7 +133,7 @@ def _with_broker_options(command: Callable[..., None], broker_of: Callable[[Brok
             typer.Option(
                 "--nats",
                 envvar=NATS_URL_VARIABLE,
-                metavar="URL",
+                metavar=NATS_OPTION.value.metavar,
                 help=f"The NATS server. Default: that of the weir serve on this machine, else {DEFAULT_NATS_URL}.",
             ),
         ),
@@ -158,7 +158,8 @@ def _with_broker_options(command: Callable[..., None], broker_of: Callable[[Brok
     @functools.wraps(command)
     def run_typed(**values: Any) -> None:
         given = {key: values.pop(key) for key in described}
-        choice = BrokerChoice(given["nats"], given["data_dir"], BrokerAccess.of(given))
+        url = NATS_OPTION.read(given["nats"]) if given["nats"] else None
+        choice = BrokerChoice(url, given["data_dir"], BrokerAccess.of(given))
         command(**values, broker=broker_of(choice))
 
     own = [

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import logging
 import os
+import re
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import typer
 
@@ -36,12 +36,13 @@ from weir.commands.preflight import (
     check_port_range,
     check_repositories,
 )
-from weir.commands.roles import check_access_policy, check_gateway_options
+from weir.commands.roles import check_access_policy, check_gateway_options, warn_of_secrets
 from weir.commands.serve_roles import (
     console_role,
     gateway_roles,
     role_command,
     role_names,
+    role_secrets,
     share_memory,
     sizes_of_streams,
     worker_roles,
@@ -118,6 +119,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
         raise StartError(exposure.refusal())
     for warning in warnings:
         logger.warning("%s", warning)
+    warn_of_secrets(logger)
     for option in OPTIONS:
         if option.ineffective and values[option.key] not in (None, ()):
             logger.info("%s has no effect: %s", option.name, option.ineffective)
@@ -160,12 +162,18 @@ def _serve(
         # The worker first: it has the most to do until it is ready.
         *worker_roles(values, gpus, counts.workers, shares),
         *(
-            RoleSpec(name=name, argv=role_command("scheduler", values), drain_rank=1)
+            RoleSpec(
+                name=name,
+                argv=role_command("scheduler", values),
+                environment=role_secrets("scheduler", values),
+                drain_rank=1,
+            )
             for name in role_names("scheduler", counts.schedulers)
         ),
         RoleSpec(
             name="durable",
             argv=(*role_command("durable", {**values, **memory.durable}), f"--durable-id={durable_id}"),
+            environment=role_secrets("durable", values),
             drain_rank=0,
         ),
         *gateways,
@@ -475,10 +483,8 @@ def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _without_password(url: str) -> str:
-    # One URL may name several servers, separated by commas.
-    return ",".join(
-        part.replace(f"{split.netloc.rpartition('@')[0]}@", "***@", 1)
-        if "@" in (split := urlsplit(part)).netloc
-        else part
-        for part in url.split(",")
-    )
+    # One URL may name several servers, separated by commas, and needs no scheme.
+    return ",".join(_IDENTITY.sub("***@", part, 1) for part in url.split(","))
+
+
+_IDENTITY = re.compile(r"(?:(?<=://)|^(?!\w+://)).*@")

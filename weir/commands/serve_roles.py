@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weir.commands.preflight import Listener
-from weir.options import SERVE, options_of
+from weir.options import SERVE, Option, options_of
+from weir.options.secret import SecretText, as_variable
 from weir.runtime.limits.budgets import memory_for_requests_bytes
 from weir.runtime.process_memory import available_memory_bytes, machine_memory_bytes
 from weir.supervisor.processes import ProcessCounts, ProcessorShares
@@ -27,14 +28,37 @@ _DRAWN_PORTS = {
 def role_command(role: str, values: Mapping[str, Any]) -> tuple[str, ...]:
     """The command line of `role`, with the shared options that differ from their defaults.
 
-    The broker's URL is passed in the environment instead.
+    The broker's URL and secrets are passed in the environment instead (`role_secrets`).
     """
-    ours = options_of(SERVE)
     arguments = [*_WEIR, role]
-    for key, option in options_of(role).items():
-        if key in ours and key != "nats" and values[key] != option.default:
+    for key, option in _shared_options(role).items():
+        if values[key] != option.default and not _is_secret(values[key]):
             arguments += option.written(values[key])
     return tuple(arguments)
+
+
+def role_secrets(role: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """The environment that passes the secrets among the options of `role` to it. The role removes it at once."""
+    texts = {
+        key: [option.value.write(value) for value in _each(values[key])]
+        for key, option in _shared_options(role).items()
+        if _is_secret(values[key])
+    }
+    return as_variable(texts)
+
+
+def _shared_options(role: str) -> dict[str, Option]:
+    """The options of `role` that `weir serve` has too, without the broker's URL."""
+    ours = options_of(SERVE)
+    return {key: option for key, option in options_of(role).items() if key in ours and key != "nats"}
+
+
+def _is_secret(value: Any) -> bool:
+    return any(isinstance(one, SecretText) for one in _each(value))
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def sizes_of_streams(values: Mapping[str, Any], store_bytes: int) -> dict[str, int]:
@@ -98,11 +122,12 @@ def gateway_roles(values: Mapping[str, Any], count: int, durable_id: str) -> lis
     )
     if count > 1:
         command += ("--reuse-http-port=true", "--reuse-grpc-port=true")
-    names = role_names("gateway", count)
+    names, secrets = role_names("gateway", count), role_secrets("gateway", values)
     return [
         RoleSpec(
             name=name,
             argv=(*command, f"--gateway-number={number}") if number else command,
+            environment=secrets,
             start_rank=2 if number else 1,  # models are ready before; a later gateway repeats the first one's ports
             drain_rank=0,
             kept_facts=_DRAWN_PORTS,
@@ -117,6 +142,7 @@ def console_role(values: Mapping[str, Any], listener: Listener) -> RoleSpec:
     return RoleSpec(
         name="console",
         argv=role_command("console", {**values, "console_port": listener.port}),
+        environment=role_secrets("console", values),
         start_rank=1,
         drain_rank=0,
         kept_facts={"console_port": "--console-port"},
@@ -133,14 +159,14 @@ def worker_roles(
     GPU run the instances that need none.
     """
     shared = _payload_memory(values, count) if count > max(1, gpus) else {}
-    command = role_command("worker", {**values, **shared})
+    command, secrets = role_command("worker", {**values, **shared}), role_secrets("worker", values)
     roles: list[RoleSpec] = []
     for number, name in enumerate(role_names("worker", count)):
-        argv, environment = command, {}
+        argv, environment = command, secrets
         if count > 1 and number < gpus:
             argv += (f"--gpu={number}",) if number == 0 else (f"--gpu={number}", "--cpu-instances=false")
         elif count > 1 and gpus:
-            environment = {"CUDA_VISIBLE_DEVICES": ""}
+            environment = {**secrets, "CUDA_VISIBLE_DEVICES": ""}
         processors = shares.workers[number] if shares is not None else frozenset()
         roles.append(RoleSpec(name=name, argv=argv, drain_rank=2, environment=environment, processors=processors))
     return roles

@@ -7,6 +7,7 @@ from typing import Any
 from weir import DATA_DIR_VARIABLE, NATS_URL_VARIABLE
 from weir.bus.naming.live_queues import MAX_LIVE_STREAMS
 from weir.options.option import DURABLE, GATEWAY, ROLES, SERVE, WORKER, Option
+from weir.options.secret import Secret
 from weir.options.values import Checked, Integer, Text, listen_address
 
 TOOLS = "tools"
@@ -40,17 +41,23 @@ ACCESS_OPTIONS: tuple[Option, ...] = (
 ACCESS_FIELDS = ("nats_ca", "nats_cert", "nats_key", "nats_credentials", "nats_nkey", "nats_replicas")
 """The option fields that a role's settings hold together as one `BrokerAccess`."""
 
+NATS_VALUE = Secret(Text("URL"), lambda text: "@" in text)
+"""The type of the broker's URL, which may have a user and a password, or a token. It needs no scheme: token@host."""
+
+NATS_OPTION = Option(
+    names=("--nats",),
+    is_common=True,
+    value=NATS_VALUE,
+    help="URL of the NATS server to use, nats:// or tls://; for a cluster several, separated by commas.",
+    environment=NATS_URL_VARIABLE,
+    field="nats_url",
+    commands=_EVERYWHERE,
+    **_PANEL,
+)
+"""The URL of the broker."""
+
 BROKER_OPTIONS: tuple[Option, ...] = (
-    Option(
-        names=("--nats",),
-        is_common=True,
-        value=Text("URL"),
-        help="URL of the NATS server to use, nats:// or tls://; for a cluster several, separated by commas.",
-        environment=NATS_URL_VARIABLE,
-        field="nats_url",
-        commands=_EVERYWHERE,
-        **_PANEL,
-    ),
+    NATS_OPTION,
     *ACCESS_OPTIONS,
     Option(
         names=("--live-streams",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir.options.option import DURABLE, GATEWAY, SERVE, Option, switch
+from weir.options.secret import Secret, has_identity
 from weir.options.values import Checked, Integer, Number, Text, callback_prefix, tenant_limit, tenant_weight
 
 _OURS: dict[str, Any] = {"panel": "Durable requests and jobs", "commands": (SERVE, GATEWAY, DURABLE), "ours": True}
@@ -103,7 +104,7 @@ DURABLE_OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         names=("--nats-monitor",),
-        value=Text("URL"),
+        value=Secret(Text("URL"), has_identity),
         default="",
         shown_default="none",
         help="Monitoring URL of your NATS server. Weir checks there that it syncs before it acknowledges.",

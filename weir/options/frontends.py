@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir.options.option import CONSOLE, DURABLE, GATEWAY, SERVE, WORKER, Option, switch
+from weir.options.secret import Secret, has_identity
 from weir.options.values import Choice, Integer, PortRange, Text
 
 _IN_GATEWAY = (SERVE, GATEWAY)
@@ -62,7 +63,7 @@ def _http() -> tuple[Option, ...]:
         ),
         Option(
             names=("--http-restricted-api",),
-            value=Text("APIS:KEY=VALUE"),
+            value=Secret(Text("APIS:KEY=VALUE")),
             help="Serve these APIs (separated by commas) only to requests with header KEY: VALUE; may be repeated.",
             repeatable=True,
             **panel,
@@ -130,7 +131,7 @@ def _grpc() -> tuple[Option, ...]:
         ),
         Option(
             names=("--grpc-restricted-protocol",),
-            value=Text("PROTOCOLS:KEY=VALUE"),
+            value=Secret(Text("PROTOCOLS:KEY=VALUE")),
             help="Serve these protocols (separated by commas) only to calls with metadata triton-grpc-protocol-KEY: "
             "VALUE; may be repeated.",
             repeatable=True,
@@ -262,7 +263,7 @@ def _metrics_and_trace() -> tuple[Option, ...]:
         Option(
             names=("--trace-config",),
             is_common=True,
-            value=Text("[MODE,]SETTING=VALUE"),
+            value=Secret(Text("[MODE,]SETTING=VALUE"), has_identity),
             help="level, rate, count or mode, or a setting of mode triton or opentelemetry; may be repeated.",
             repeatable=True,
             panel="Trace",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from weir.options.option import BACKENDS, SCHEDULER, SERVE, WORKER, Option, switch
+from weir.options.secret import Secret
 from weir.options.values import (
     Checked,
     Choice,
@@ -140,7 +141,8 @@ def _models() -> tuple[Option, ...]:
         Option(
             names=("--backend-config",),
             is_common=True,
-            value=Checked("BACKEND,KEY=VALUE", backend_setting),
+            # What is secret is for the backend to know: only what comes from a file is treated so.
+            value=Secret(Checked("BACKEND,KEY=VALUE", backend_setting), lambda text: False),
             help="A setting for one backend, or KEY=VALUE for all backends; may be repeated.",
             repeatable=True,
             **panel,

@@ -28,6 +28,7 @@ from weir.telemetry.log_settings import ISO8601, JSON, Changes, LogSettings, unp
 
 _LETTERS = {logging.DEBUG: "D", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", logging.CRITICAL: "F"}
 _OWN_LOGGER = "weir"
+_LOGS_HEADERS = "hpack"
 _OWN_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -66,8 +67,10 @@ class RoleLog:
         self._silent = frozenset(level for level, is_on in switches.items() if not is_on)
         least = min((level for level, on in switches.items() if on), default=logging.CRITICAL)
         logging.getLogger(_OWN_LOGGER).setLevel(least)
-        # Libraries log many details (hpack every header), so theirs need a verbose level above 1.
+        # Libraries log many details, so theirs need a verbose level above 1.
         logging.getLogger().setLevel(least if settings.log_verbose_level > 1 else max(least, logging.INFO))
+        # hpack logs every header of clients with its value, which may be a key or a token.
+        logging.getLogger(_LOGS_HEADERS).setLevel(logging.WARNING)
 
     def take(self, _model: str, data: bytes) -> None:
         """Applies changes by clients, as stored in the bucket of settings (`weir.bus.kv.settings`)."""

@@ -16,11 +16,13 @@ class Collector:
 
     def __init__(self) -> None:
         self.resources: list[dict[str, str]] = []
+        self.headers: dict[str, str] = {}
         self._spans: list[Any] = []
         collector = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
+                collector.headers = {name.lower(): value for name, value in self.headers.items()}
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 collector.receive(ExportTraceServiceRequest.FromString(body))
                 self.send_response(200)

@@ -32,7 +32,7 @@ class Service(GRPCInferenceServiceServicer):
 class FakeProcess:
     """In the place of `weir serve`: a gRPC server in this process."""
 
-    def __init__(self, words: list[str], exit_timeout_s: float) -> None:
+    def __init__(self, words: list[str], exit_timeout_s: float, environment: dict[str, str]) -> None:
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
         add_GRPCInferenceServiceServicer_to_server(Service(), self._server)
         self._port = self._server.add_insecure_port("127.0.0.1:0")

@@ -72,6 +72,10 @@ MEMORY_SHARE = 2
 _HOST = "127.0.0.1"
 _USER = "weir"
 _PASSWORD_BYTES = 24
+_OF_ROLES = ("WEIR_", "OTEL_")
+"""How the names of variables begin that roles read and nats-server does not. They may hold secrets, and the environment of
+nats-server can be read as long as it runs."""
+
 _CONFIG_FILE = "nats-server.conf"
 _MAX_URL_BYTES = 1024
 _AUTHENTICATION_S = 10  # a client that is short of processor time may need longer than nats-server's 2 s
@@ -328,7 +332,7 @@ class EmbeddedNats:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=limits | os.environ,
+                env=limits | {name: value for name, value in os.environ.items() if not name.startswith(_OF_ROLES)},
                 pass_fds=(self._lock_fd,),
                 start_new_session=True,
                 preexec_fn=prepare,

@@ -10,13 +10,14 @@ which is left out when it is false.
 from __future__ import annotations
 
 import asyncio
+import base64
 import ipaddress
 import logging
 import os
 import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import orjson
 
@@ -153,11 +154,17 @@ def _read(data: bytes) -> dict[str, Any]:
 
 
 def _fetch(url: str) -> bytes:
-    """The content of an HTTP URL. Blocking. Raises OSError or ValueError."""
-    if urlsplit(url).scheme not in ("http", "https"):
+    """The content of an HTTP URL, which may have a user and a password. Blocking. Raises OSError or ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
         raise ValueError("it must be an http:// or https:// URL")
+    user, at, place = parts.netloc.rpartition("@")
+    # urllib would take the user for a part of the host, and show the password in its error.
+    request = urllib.request.Request(urlunsplit(parts._replace(netloc=place)))  # noqa: S310 - checked above
+    if at:
+        request.add_header("Authorization", f"Basic {base64.b64encode(unquote(user).encode()).decode()}")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=_FETCH_TIMEOUT_S) as response:
+    with opener.open(request, timeout=_FETCH_TIMEOUT_S) as response:
         content: bytes = response.read(_MAX_RESPONSE_BYTES)
         return content
 

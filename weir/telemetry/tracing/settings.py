@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 from weir.runtime.extras import is_installed, missing_extra
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
@@ -134,7 +135,7 @@ class _ConfigOptions:
             self._batches[name] = _batch_size(name, text)
         else:
             return False
-        self._reported[name] = text
+        self._reported[name] = _without_user(text) if name == "url" else text
         return True
 
     def config(self) -> TraceConfig:
@@ -318,6 +319,12 @@ def _split_option(value: str) -> tuple[str, str, str]:
             f"--trace-config option format is '<mode>,<setting>=<value>' or '<setting>=<value>'. Got {value}"
         )
     return mode, name, text
+
+
+def _without_user(url: str) -> str:
+    """The URL without a user and a password, for those who may read the settings."""
+    user, at, _ = urlsplit(url).netloc.rpartition("@")
+    return url.replace(f"{user}{at}", "", 1)
 
 
 def _batch_size(name: str, text: str) -> int:
