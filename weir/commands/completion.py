@@ -19,6 +19,7 @@ import typer
 from weir.bus.nats.access import BrokerAccess
 from weir.commands.running_server import DEFAULT_HTTP, URL_VARIABLE, BrokerTarget, access_to, only_local_server
 from weir.errors import StartError
+from weir.options.broker import NATS_OPTION
 from weir.options.option import UsageError
 
 TIMEOUT_S = 1.0
@@ -54,6 +55,7 @@ def _model_names(parameters: Mapping[str, Any]) -> list[str]:
             is_broker = not gateway or url.startswith(_BROKER_SCHEMES)
             if not is_broker:
                 return _names_over_http(url)
+            url = NATS_OPTION.read(url)
             return _names_in_registry(BrokerTarget(url, access_to(url, BrokerAccess.of(parameters))))
         server = only_local_server(data_dir, "")
         if server is not None and not server.http:
@@ -69,6 +71,7 @@ def _names_over_http(url: str) -> list[str]:
     from weir.commands.gateway_client import GatewayClient, Unreachable
 
     client = GatewayClient(url, timeout_s=TIMEOUT_S)
+    client.show_key("")
     try:
         rows = client.request_json("POST", "/v2/repository/index", {})
     except Unreachable as error:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ import typer
 
 from weir.commands.running_server import DEFAULT_HTTP, data_dir_option, none_found_hint, only_local_server
 from weir.errors import StartError
+from weir.options.api_key import authorization, hint_for_denied
 
 _EVENT = b"data: "
 
@@ -38,6 +40,7 @@ class GatewayClient:
         self.option = ""
         self.timeout_s = timeout_s
         self._headers = {"Content-Type": "application/json", **(headers or {})}
+        self._key: Mapping[str, str] = {}
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise StartError(f"--url must be host:port, not '{url}'")
@@ -48,6 +51,10 @@ class GatewayClient:
             self._port = parts.port
         except ValueError as error:
             raise StartError(f"--url must be host:port, not '{url}'") from error
+
+    def show_key(self, api_key: str) -> None:
+        """Show the key of option `--api-key` ("": that of the environment) with each request. Raises UsageError."""
+        self._key = authorization(api_key)
 
     def request(self, method: str, path: str, document: Any = None) -> dict[str, Any]:
         """The JSON object that the server responds with. Raises StartError with the server's reason, or Unreachable."""
@@ -83,7 +90,7 @@ class GatewayClient:
         kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=self.timeout_s)
         try:
-            connection.request(method, self._path + path, body, {**self._headers, **headers})
+            connection.request(method, self._path + path, body, {**self._headers, **self._key, **headers})
             response = connection.getresponse()
             if response.status >= 400:
                 raise self._error(response.status, response.read())
@@ -100,7 +107,10 @@ class GatewayClient:
             return self._not_a_gateway()
         if status == 503:
             return Unreachable(str(reply.get("error", "unavailable")))
-        return StartError(str(reply.get("error", f"HTTP status {status}")))
+        reason = str(reply.get("error", f"HTTP status {status}"))
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            reason = f"{reason}. {hint_for_denied(bool(self._key))}"
+        return StartError(reason)
 
     def _json(self, body: bytes) -> Any:
         try:
@@ -115,11 +125,18 @@ class GatewayClient:
 Client = TypeVar("Client", bound=GatewayClient)
 
 
-def client_of(make: Callable[..., Client], url: str, data_dir: Path | None) -> Client:
+def client_of(make: Callable[..., Client], url: str, data_dir: Path | None, api_key: str = "") -> Client:
     """A client of the server at `url`; without a URL, of the only local server, else of the default address.
 
-    Raises UsageError if several local servers run, StartError if the only one serves no HTTP.
+    It shows the key of option `--api-key`. Raises UsageError if several local servers run, or for a key that can't be used,
+    StartError if the only server serves no HTTP.
     """
+    client = _client_of(make, url, data_dir)
+    client.show_key(api_key)
+    return client
+
+
+def _client_of(make: Callable[..., Client], url: str, data_dir: Path | None) -> Client:
     if url and data_dir is None:
         return _with_option(make(url), option_of(url, None))
     server = only_local_server(data_dir, "--url HOST:PORT")

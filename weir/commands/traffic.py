@@ -12,6 +12,7 @@ from weir.commands.completion import complete_model
 from weir.commands.running_server import HttpUrl, LocalDataDir
 from weir.commands.terminal import SectionedCommand, SectionedGroup, examples, print_json, seconds_of
 from weir.errors import StartError
+from weir.options.api_key import ApiKey
 from weir.options.option import UsageError
 from weir.schemas.core.names import model_path
 
@@ -50,6 +51,7 @@ def set_weights(  # noqa: PLR0913 - options of a command
     as_json: AsJson = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Split the requests that name no version by weight. Replaces what was set before."""
     from weir.schemas.config.traffic import TrafficRule, read_weights
@@ -59,7 +61,7 @@ def set_weights(  # noqa: PLR0913 - options of a command
     except ValueError as error:
         raise UsageError(str(error)) from error
     document = {"weights": {str(version): weight for version, weight in rule.weights.items()}, "sticky": rule.sticky}
-    shown = request(url, data_dir, "PUT", _path(model), document)
+    shown = request(url, data_dir, api_key, "PUT", _path(model), document)
     _show(shown, as_json)
     for row in shown["versions"]:
         if not row["ready"]:
@@ -74,15 +76,19 @@ def set_weights(  # noqa: PLR0913 - options of a command
         "weir traffic show detector --json",
     ),
 )
-def show(model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
+def show(
+    model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None, api_key: ApiKey = ""
+) -> None:
     """Show how the requests of a model are split."""
-    _show(request(url, data_dir, "GET", _path(model)), as_json)
+    _show(request(url, data_dir, api_key, "GET", _path(model)), as_json)
 
 
 @traffic.command(cls=SectionedCommand, epilog=examples("weir traffic clear detector"))
-def clear(model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
+def clear(
+    model: Model, as_json: AsJson = False, url: HttpUrl = "", data_dir: LocalDataDir = None, api_key: ApiKey = ""
+) -> None:
     """Remove what was set: the model's configuration applies, or the latest version gets all requests."""
-    _show(request(url, data_dir, "DELETE", _path(model)), as_json)
+    _show(request(url, data_dir, api_key, "DELETE", _path(model)), as_json)
 
 
 @traffic.command(
@@ -104,10 +110,11 @@ def ramp(  # noqa: PLR0913 - options of a command
     as_json: AsJson = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Raise the share of a version step by step, and go back when it is worse. The servers do it; this command returns."""
     document = {"version": version, "to": to, "over_s": seconds_of("--over", over), "abort_if": abort_if}
-    _show(request(url, data_dir, "POST", f"{_path(model)}/ramp", document), as_json)
+    _show(request(url, data_dir, api_key, "POST", f"{_path(model)}/ramp", document), as_json)
 
 
 @traffic.command(
@@ -130,14 +137,15 @@ def shadow(  # noqa: PLR0913 - options of a command
     as_json: AsJson = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Run copies of live requests on a version, when it is idle, and drop or compare their outputs."""
     path = f"{_path(model)}/shadow"
     if share:
         document = {"version": version, "share": share, "compare": compare}
-        _show(request(url, data_dir, "PUT", path, document), as_json)
+        _show(request(url, data_dir, api_key, "PUT", path, document), as_json)
     else:
-        _show(request(url, data_dir, "DELETE", path), as_json)
+        _show(request(url, data_dir, api_key, "DELETE", path), as_json)
 
 
 @traffic.command(
@@ -147,7 +155,7 @@ def shadow(  # noqa: PLR0913 - options of a command
         "weir traffic report detector --show=1",
     ),
 )
-def report(
+def report(  # noqa: PLR0913 - options of a command
     model: Model,
     show: Annotated[
         int | None, typer.Option("--show", metavar="N", min=1, help="Show the Nth of the worst requests.")
@@ -155,10 +163,11 @@ def report(
     as_json: AsJson = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Show how the outputs of copies differ from those of the live requests."""
     path = f"{_path(model)}/shadow"
-    found = request(url, data_dir, "GET", path)
+    found = request(url, data_dir, api_key, "GET", path)
     if show is None:
         from weir.commands.gateway_client import option_of
 
@@ -166,7 +175,7 @@ def report(
         return
     if show > len(found["worst"]):
         raise StartError(f"model {model} has {len(found['worst'])} kept requests, so there is no number {show}")
-    print_json(request(url, data_dir, "GET", f"{path}/{quote(found['worst'][show - 1]['sample'])}"))
+    print_json(request(url, data_dir, api_key, "GET", f"{path}/{quote(found['worst'][show - 1]['sample'])}"))
 
 
 def _print_report(found: dict[str, Any], as_json: bool, option: str) -> None:
@@ -194,7 +203,7 @@ def _print_report(found: dict[str, Any], as_json: bool, option: str) -> None:
         print(f"  {number:>3}. version {worst['version']}{request_id}: {worst['difference']}")
 
 
-def history(
+def history(  # noqa: PLR0913 - options of a command
     model: Model,
     limit: Annotated[
         int, typer.Option(metavar="COUNT", min=1, max=1000, help="Maximum number of changes to list.")
@@ -202,9 +211,10 @@ def history(
     as_json: AsJson = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """List the changes of a model, newest first: loads, unloads, traffic rules, ramps and rollbacks."""
-    found = request(url, data_dir, "GET", f"{_model_path(model)}/history?limit={limit}")
+    found = request(url, data_dir, api_key, "GET", f"{_model_path(model)}/history?limit={limit}")
     if as_json:
         print_json(found["changes"])
         return
@@ -214,9 +224,9 @@ def history(
         print(f"{model}: no changes are recorded")
 
 
-def rollback(model: Model, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
+def rollback(model: Model, url: HttpUrl = "", data_dir: LocalDataDir = None, api_key: ApiKey = "") -> None:
     """Undo the last change of a model that has not been undone."""
-    found = request(url, data_dir, "POST", f"{_model_path(model)}/rollback")
+    found = request(url, data_dir, api_key, "POST", f"{_model_path(model)}/rollback")
     print(f"{model}: undone: {_change_line(found['undone'])}")
     for name, state in found["now"].items():
         print(f"{model}: now: {_STATES[name](state)}")
@@ -256,14 +266,16 @@ _STATES = {"traffic": _traffic_text, "load": _load_text}
 """How a state is printed, by its name in changes."""
 
 
-def request(url: str, data_dir: Path | None, method: str, path: str, document: Any = None) -> dict[str, Any]:
+def request(  # noqa: PLR0913 - the server, and the parts of a request
+    url: str, data_dir: Path | None, api_key: str, method: str, path: str, document: Any = None
+) -> dict[str, Any]:
     """The response of the server to one request, which says who makes it. Raises StartError with the reason."""
     from weir.commands.gateway_client import GatewayClient, call, client_of
 
     def make(address: str, hint: str = "") -> GatewayClient:
         return GatewayClient(address, hint, {"Weir-By": _author()})
 
-    client = client_of(make, url, data_dir)
+    client = client_of(make, url, data_dir, api_key)
     return dict(call(client, client.request, method, path, document))
 
 

@@ -16,6 +16,7 @@ from weir.commands.completion import complete_model
 from weir.commands.running_server import HttpUrl, LocalDataDir
 from weir.commands.terminal import SectionedCommand, SectionedGroup, examples, print_json
 from weir.errors import StartError
+from weir.options.api_key import ApiKey
 
 if TYPE_CHECKING:
     from weir.commands.batch_jobs.batch_client import JobsClient
@@ -82,6 +83,7 @@ def submit(  # noqa: PLR0913 - options of a command
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it ends.")] = True,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Submit a job and watch it. Input and output must be below a --batch-root of the server."""
     given = [*(inputs or ()), *(files or ())]
@@ -99,7 +101,7 @@ def submit(  # noqa: PLR0913 - options of a command
         "max_failures": max_failures,
         "columns": [name for name in map(str.strip, columns.split(",")) if name],
     }
-    client = _client(url, data_dir)
+    client = _client(url, data_dir, api_key)
     job = _call(client, client.submit, document)
     if not wait:
         print(job["id"])
@@ -113,9 +115,10 @@ def list_jobs(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """List all jobs, newest first."""
-    client = _client(url, data_dir)
+    client = _client(url, data_dir, api_key)
     jobs = _call(client, client.list)
     if as_json:
         print_json(jobs)
@@ -131,36 +134,37 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Show the details of one job."""
     from weir.commands.batch_jobs.batch_display import show_job
 
-    show_job(_job(_client(url, data_dir), id), as_json)
+    show_job(_job(_client(url, data_dir, api_key), id), as_json)
 
 
 @batch.command(cls=SectionedCommand, epilog=examples("weir batch watch 7f3a"))
-def watch(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
+def watch(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None, api_key: ApiKey = "") -> None:
     """Watch a job until it ends."""
-    client = _client(url, data_dir)
+    client = _client(url, data_dir, api_key)
     _watch(client, _job(client, id))
 
 
 @batch.command(cls=SectionedCommand, epilog=examples("weir batch pause 7f3a"))
-def pause(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
+def pause(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None, api_key: ApiKey = "") -> None:
     """Pause a job until it is resumed."""
-    _control(_client(url, data_dir), id, "pause")
+    _control(_client(url, data_dir, api_key), id, "pause")
 
 
 @batch.command(cls=SectionedCommand, epilog=examples("weir batch resume 7f3a"))
-def resume(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
+def resume(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None, api_key: ApiKey = "") -> None:
     """Resume a paused job."""
-    _control(_client(url, data_dir), id, "resume")
+    _control(_client(url, data_dir, api_key), id, "resume")
 
 
 @batch.command(cls=SectionedCommand, epilog=examples("weir batch cancel 7f3a"))
-def cancel(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None) -> None:
+def cancel(id: _Id, url: HttpUrl = "", data_dir: LocalDataDir = None, api_key: ApiKey = "") -> None:
     """Cancel a job. Results written so far are kept."""
-    _control(_client(url, data_dir), id, "cancel")
+    _control(_client(url, data_dir, api_key), id, "cancel")
 
 
 @batch.command(cls=SectionedCommand, epilog=examples("weir batch retry 7f3a", "weir batch retry 7f3a --no-wait"))
@@ -169,9 +173,10 @@ def retry(
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Watch the job until it ends.")] = True,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Retry the failed and unprocessed items of a job that has ended."""
-    client = _client(url, data_dir)
+    client = _client(url, data_dir, api_key)
     job = _call(client, client.control, _job(client, id)["id"], "retry")
     if wait:
         _watch(client, job)
@@ -179,11 +184,11 @@ def retry(
         print(f"{job['id']}: {job['state']}")
 
 
-def _client(url: str, data_dir: Path | None) -> JobsClient:
+def _client(url: str, data_dir: Path | None, api_key: str) -> JobsClient:
     from weir.commands.batch_jobs.batch_client import JobsClient
     from weir.commands.gateway_client import client_of
 
-    return client_of(JobsClient, url, data_dir)
+    return client_of(JobsClient, url, data_dir, api_key)
 
 
 def _call(client: JobsClient, ask: Any, *arguments: Any) -> Any:

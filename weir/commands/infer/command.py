@@ -9,6 +9,7 @@ import typer
 from weir.commands.completion import complete_model
 from weir.commands.running_server import HttpUrl, LocalDataDir
 from weir.options import UsageError
+from weir.options.api_key import ApiKey
 
 
 def infer(  # noqa: PLR0913 - options of a command
@@ -39,6 +40,7 @@ def infer(  # noqa: PLR0913 - options of a command
     ] = False,
     url: HttpUrl = "",
     data_dir: LocalDataDir = None,
+    api_key: ApiKey = "",
 ) -> None:
     """Send a request to a model and print the response, or each response of a decoupled model.
 
@@ -50,4 +52,4 @@ def infer(  # noqa: PLR0913 - options of a command
         raise UsageError(f"--version must be a number, not {version!r}")
     from weir.commands.infer.run import InferOptions, run
 
-    run(InferOptions(model, version, tuple(inputs or ()), data, timeout, as_json), url, data_dir)
+    run(InferOptions(model, version, tuple(inputs or ()), data, timeout, as_json), url, data_dir, api_key)

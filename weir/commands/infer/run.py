@@ -55,9 +55,11 @@ class _Row(NamedTuple):
     values: str
 
 
-def run(options: InferOptions, url: str, data_dir: Path | None) -> None:
+def run(options: InferOptions, url: str, data_dir: Path | None, api_key: str = "") -> None:
     """Send the request and print the responses as they arrive. Raises StartError with the reason, or UsageError."""
-    client = client_of(lambda url, hint="": GatewayClient(url, hint, timeout_s=options.timeout_s), url, data_dir)
+    client = client_of(
+        lambda url, hint="": GatewayClient(url, hint, timeout_s=options.timeout_s), url, data_dir, api_key
+    )
     path = model_path(options.model, options.version)
     try:
         config = read_model(call(client, client.request, "GET", f"{path}/config"))

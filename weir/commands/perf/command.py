@@ -14,7 +14,10 @@ import typer
 
 from weir.commands.completion import complete_model
 from weir.commands.running_server import BrokerChoice, with_broker_choice
+from weir.options.api_key import ApiKey, authorization
 from weir.options.option import UsageError
+from weir.options.secret import text_of
+from weir.options.values import BadValue
 from weir.perf.load.arrivals import ArrivalProcess
 from weir.perf.load.levels import Level, Mode, parse_levels
 
@@ -56,8 +59,9 @@ def perf(  # noqa: PLR0913 - options of a command
     ] = "",
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:VALUE", help="A header, in gRPC metadata, of each request; may be repeated."),
+        typer.Option(metavar="NAME:VALUE|@FILE", help="A header, in gRPC metadata, of each request; may be repeated."),
     ] = None,
+    api_key: ApiKey = "",
     concurrency: Annotated[
         str,
         typer.Option(
@@ -196,7 +200,7 @@ def perf(  # noqa: PLR0913 - options of a command
         protocol=protocol.value,
         url=url,
         broker=broker,
-        headers=_headers(header or ()),
+        headers={**_headers(header or ()), **authorization(api_key)},
         levels=_levels(concurrency, rate),
         arrivals=arrivals,
         max_in_flight=max_in_flight,
@@ -225,8 +229,11 @@ def _levels(concurrency: str, rate: str) -> list[Level]:
 def _headers(given: Sequence[str]) -> dict[str, str]:
     headers = dict[str, str]()
     for text in given:
-        name, colon, value = text.partition(":")
-        if not colon or not name.strip() or not text.isprintable():
+        try:
+            name, colon, value = text_of(text).partition(":")
+        except BadValue as error:
+            raise UsageError(f"--header: {error}") from None
+        if not colon or not name.strip() or not (name + value).isprintable():
             raise UsageError(f"--header takes NAME:VALUE, not {text!r}")
         headers[name.strip()] = value.strip()
     return headers

@@ -26,12 +26,13 @@ from weir.commands.running_server import (
     unwrap_exception_groups,
 )
 from weir.errors import StartError
+from weir.options.api_key import hint_for_denied
 from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.administration import Administration, GrpcAdministration, HttpAdministration
 from weir.perf.clients.grpc import GrpcClient
 from weir.perf.clients.http import HttpClient
 from weir.perf.clients.nats import NatsClient
-from weir.perf.clients.session import Client, SampleRequest, Unreachable
+from weir.perf.clients.session import Client, Denied, SampleRequest, Unreachable
 from weir.perf.clients.shared_memory import system_region
 from weir.perf.inputs.generated import InputOptions
 from weir.perf.inputs.model import InputError, has_text_ids, needs_correlation_id, read_model
@@ -85,6 +86,8 @@ def run(options: PerfOptions) -> int:
             check_svg(options.plot)
         with unwrap_exception_groups(Exception):
             report, is_local = uvloop.run(_measured(options))
+    except Denied as error:
+        raise StartError(f"{error}. {hint_for_denied('Authorization' in options.headers)}") from error
     except (InputError, PlotUnavailable, Unreachable) as error:
         raise StartError(str(error)) from error
     if options.as_json:
@@ -235,7 +238,7 @@ async def _client(options: PerfOptions, place: _Place, streams: bool, stack: Asy
     client: Client
     if options.protocol == "nats":
         bus, url = await stack.enter_async_context(_connected(place.broker))
-        nats = NatsClient(bus, options.model, options.model_version, options.timeout_s)
+        nats = NatsClient(bus, options.model, options.model_version, options.timeout_s, options.headers)
         await nats.start()
         return nats, url
     if options.protocol == "grpc":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Protocol
 
 import grpc
@@ -14,7 +15,7 @@ from google.protobuf.message import Message
 from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.grpc import failed_call, grpc_metadata, open_channel
 from weir.perf.clients.http import HttpClient, HttpSession, error_text, http_head
-from weir.perf.clients.session import CallFailed, Unreachable
+from weir.perf.clients.session import CallFailed, Denied, Unreachable
 from weir.schemas.core.names import model_path
 from weir.schemas.kserve.triton_messages import messages, service_stub
 
@@ -24,6 +25,7 @@ WEIR = "weir"
 """The name of Weir in the heading of a report. Its metadata has Triton's name by default, as clients expect it."""
 
 _OWN_METHOD = "/weir.v1.TrafficService/GetTraffic"
+_DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 _ANSWERS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
 
@@ -96,7 +98,8 @@ class HttpAdministration:
         except CallFailed as error:
             raise _unreachable(self._address, error, self._hint) from error
         if reply.status != 200:
-            raise Unreachable(error_text(reply))
+            is_denied = reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
+            raise (Denied if is_denied else Unreachable)(error_text(reply))
         try:
             answer = orjson.loads(reply.body) if reply.body else {}
         except ValueError:
@@ -161,7 +164,7 @@ class GrpcAdministration:
             failure = failed_call(error)
             if failure.is_connection:
                 raise _unreachable(self._address, failure, self._hint) from error
-            raise Unreachable(str(failure)) from error
+            raise (Denied if error.code() in _DENIED else Unreachable)(str(failure)) from error
         return dict(MessageToDict(answer, preserving_proto_field_name=True))
 
 

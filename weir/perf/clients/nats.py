@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from weir.bus.message import Message
 from weir.bus.naming import subjects
@@ -23,12 +23,15 @@ _MAX_HEADER_BYTES = 1024
 class NatsClient:
     """Publishes requests for a model on a connected bus; all sessions share it.
 
-    A request that takes longer than `timeout_s` has failed. `start` comes first.
+    A request that takes longer than `timeout_s` has failed. `headers` are sent with each. `start` comes first.
     """
 
-    def __init__(self, bus: Bus, model: str, version: str, timeout_s: float) -> None:
+    def __init__(
+        self, bus: Bus, model: str, version: str, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.bus = bus
         self.timeout_s = timeout_s
+        self._headers = dict(headers or {})
         self.subject = f"infer.{subjects.token(model)}" + (f".v{version}" if version else "")
         # Gateways reply to producers below _INBOX only.
         self.inbox = ReplyInbox(bus, f"_INBOX.{secrets.token_hex(11)}")
@@ -44,12 +47,12 @@ class NatsClient:
         for sample in samples:
             chunks, header_length = infer_body(sample)
             body = b"".join(chunks)
-            if len(body) + _MAX_HEADER_BYTES > self.bus.max_payload_bytes:
+            if len(body) + _MAX_HEADER_BYTES + len(pack_headers(self._headers)) > self.bus.max_payload_bytes:
                 raise ValueError(
                     f"a request of {len(body)} bytes does not fit into a message of NATS, which may have "
                     f"{self.bus.max_payload_bytes} bytes"
                 )
-            headers = {"Inference-Header-Content-Length": str(header_length)}
+            headers = {**self._headers, "Inference-Header-Content-Length": str(header_length)}
             self._samples.append((body, headers, pack_headers(headers)))
 
     def message(self, sample: int, step: SequenceStep | None) -> tuple[bytes, bytes]:

@@ -17,6 +17,10 @@ class Unreachable(Exception):
     """The server can't be reached, or has no such model. The message is one line."""
 
 
+class Denied(Unreachable):
+    """The server refuses the request: it wants a key, or the one that it was shown may not do this."""
+
+
 class CallFailed(Exception):
     """A request that has no answer. The message is the server's, or that of the connection's end.
 

@@ -41,7 +41,7 @@ def all_options() -> Iterator[tuple[str, str, bool]]:
 
 def test_an_option_that_sounds_like_a_secret_is_one_or_names_a_file() -> None:
     found = list(all_options())
-    assert {"--http-restricted-api", "--nats-key"} <= {name for name, _, _ in found}
+    assert {"--http-restricted-api", "--nats-key", "--api-key"} <= {name for name, _, _ in found}
     open_ones = {
         name
         for name, metavar, is_secret in found
