@@ -42,6 +42,7 @@ from weir.durable.api.async_requests import AsyncRequests
 from weir.durable.api.reporting import CounterReporter
 from weir.durable.api.store import DurableStore
 from weir.durable.background import BackgroundWork, ConsumerServices
+from weir.gateway.addresses import urls_of
 from weir.gateway.admin.history import HistoryControl, LoadRecorder, Loads
 from weir.gateway.admin.live_settings import LiveSettings
 from weir.gateway.admin.load_report import LoadReports
@@ -65,6 +66,7 @@ from weir.gateway.parsed_settings import ParsedSettings, arriving_slots_ledger, 
 from weir.gateway.settings import GatewaySettings
 from weir.http_server.listeners import HttpListeners
 from weir.http_server.stall_detection import MonitoredConnection, end_stalled_connections
+from weir.http_server.tls import follow_files
 from weir.jobs.api.service import JobService
 from weir.jobs.records.folders import BatchRoots
 from weir.jobs.records.store import JobStore
@@ -208,7 +210,7 @@ class _Gateway:
     ) -> None:
         id, bus, peers = connected
         self._settings, self._id, self._bus = settings, id, bus
-        self._listeners, self._deadline = listeners, deadline
+        self._listeners, self._deadline, self._tls = listeners, deadline, parsed.tls
         self._ports: dict[str, int] = {}
         # Several processes can't write one file.
         self._tracing = Tracing(parsed.trace, f".gateway-{settings.gateway_number}" if settings.gateway_number else "")
@@ -360,6 +362,7 @@ class _Gateway:
         stops.callback(expiry.cancel)
         stalls = background.create_task(end_stalled_connections(self._connections, self._context.ledger))
         stops.callback(stalls.cancel)
+        self._listeners.encrypt(self._tls, self._context.connection_cap)
         if self._listeners.has("metrics"):
             self._ports["metrics_port"] = self._listeners.port("metrics")
             await self._listeners.serve("metrics", self._metrics.connection())
@@ -439,7 +442,10 @@ class _Gateway:
             self._async_requests.acceptance.prepare = work.consumer.ensure
         else:
             self._async_requests.acceptance.prepare = QueueProvisioner(self._bus).ensure
-        urls = _urls(settings, self._ports)
+        urls = urls_of(settings, self._ports)
+        followed = [tls for tls in (self._tls, self._grpc.tls) if tls is not None]
+        if followed:
+            stops.callback(background.create_task(follow_files(followed)).cancel)
         presence = Presence(self._bus, "gateway", self._id, lambda: {"urls": urls, **self._durable.description})
         announcements = await presence.start(background)
         stops.callback(presence.publish, leaving=True)
@@ -478,22 +484,6 @@ class _Gateway:
             durability=self._durability._asdict(),
             client_memory=self._regions.permission.describe(),
         )
-
-
-def _urls(settings: GatewaySettings, ports: dict[str, int]) -> list[str]:
-    """The URLs of this gateway for people; an address that stands for all of a host's is shown as it is."""
-    forms = {
-        "http": "http://{}:{}",
-        "grpc": "grpc://{}:{}",
-        "metrics": "http://{}:{}/metrics",
-        "sagemaker": "http://{}:{}",
-        "vertex_ai": "http://{}:{}",
-    }
-    return [
-        form.format(getattr(settings, f"{name}_address"), ports[f"{name}_port"])
-        for name, form in forms.items()
-        if f"{name}_port" in ports
-    ]
 
 
 async def _expire(registry: RegistryView, peers: GatewayPeers, bus: Bus) -> None:

@@ -16,6 +16,7 @@ from weir.gateway.grpc.options import GrpcOptions
 from weir.gateway.platforms.sagemaker import SageMakerOptions
 from weir.gateway.platforms.vertex_ai import read_routes
 from weir.gateway.settings import GatewaySettings
+from weir.http_server.tls import ServerTls
 from weir.runtime.limits.budgets import memory_for_requests_bytes
 from weir.runtime.memory_ledger import DEFAULT_LIMIT_BYTES, MemoryLedger
 from weir.telemetry.metrics_config import MetricsConfig, parse_metrics_config
@@ -33,6 +34,7 @@ class ParsedSettings(NamedTuple):
     grpc: GrpcOptions
     sagemaker: SageMakerOptions | None
     vertex_ai_routes: tuple[str, str] | None
+    tls: ServerTls | None
 
 
 def parse_settings(settings: GatewaySettings) -> ParsedSettings:
@@ -41,6 +43,7 @@ def parse_settings(settings: GatewaySettings) -> ParsedSettings:
     if settings.allow_grpc:
         _ = grpc.compression_level
         grpc.tls_context()
+    files = settings.tls_files()
     return ParsedSettings(
         Access.of(settings),
         CrossSiteCheck(settings.allowed_hosts, settings.allowed_origins, settings.http_address),
@@ -50,6 +53,7 @@ def parse_settings(settings: GatewaySettings) -> ParsedSettings:
         grpc,
         SageMakerOptions.of(os.environ) if settings.allow_sagemaker else None,
         read_routes(os.environ) if settings.allow_vertex_ai else None,
+        None if files is None else ServerTls(files),
     )
 
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess
 from weir.bus.streams.declarations import AUDIT_MAX_BYTES
 from weir.durable.settings import QueueSettings
+from weir.http_server.tls import TlsOptions
 from weir.telemetry.log_settings import LogOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings(QueueSettings, LogOptions):
+class GatewaySettings(QueueSettings, TlsOptions, LogOptions):
     """Settings of one gateway.
 
     With `gateway_id` None the gateway draws an id. With a port of 0 it takes a free one and announces it when it is ready

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from weir.gateway.grpc.codec import MAX_MESSAGE_BYTES
 from weir.gateway.grpc.messages import LEVELS
 from weir.gateway.http2.options import Http2Options
 from weir.gateway.settings import GatewaySettings
+from weir.http_server.tls import GRPC_PROTOCOLS, TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,8 @@ class GrpcOptions:
     `max_connection_age` and its grace are unlimited when 0. `reuse_port` lets several processes share the port; without
     it a port in use is an error. `infer_response_compression_level` is one of `LEVELS`. With `use_ssl` connections are
     encrypted; with the stricter `use_ssl_mutual` clients must present a certificate signed by `root_cert`.
-    `server_cert`, `server_key` and `root_cert` name files in the PEM format.
+    `server_cert`, `server_key` and `root_cert` name files in the PEM format. Without either, `shared_tls` holds the files
+    of all ports of the gateway, None for no TLS.
     """
 
     max_receive_bytes: int = MAX_MESSAGE_BYTES
@@ -38,13 +39,14 @@ class GrpcOptions:
     server_cert: str = ""
     server_key: str = ""
     root_cert: str = ""
+    shared_tls: TlsFiles | None = None
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> GrpcOptions:
         """The options in the settings of a gateway, where they have the prefix `grpc_`."""
         named = {option.name: getattr(settings, f"grpc_{option.name}", None) for option in fields(cls)}
         chosen = {name: value for name, value in named.items() if value is not None}
-        return cls(**chosen, reuse_port=settings.reuse_grpc_port)
+        return cls(**chosen, reuse_port=settings.reuse_grpc_port, shared_tls=settings.tls_files(GRPC_PROTOCOLS))
 
     @property
     def compression_level(self) -> int:
@@ -56,11 +58,23 @@ class GrpcOptions:
             )
         return level
 
+    def tls_files(self) -> TlsFiles | None:
+        """The files of the TLS context, None without TLS."""
+        if not (self.use_ssl or self.use_ssl_mutual):
+            return self.shared_tls
+        return TlsFiles(
+            self.server_cert,
+            self.server_key,
+            self.root_cert if self.use_ssl_mutual else None,
+            protocols=GRPC_PROTOCOLS,
+            owner="gRPC",
+            options=("--grpc-server-cert", "--grpc-server-key", "--grpc-root-cert"),
+        )
+
     def tls_context(self) -> ssl.SSLContext | None:
         """The TLS context, None without TLS. Raises OSError that names the option at fault."""
-        if not (self.use_ssl or self.use_ssl_mutual):
-            return None
-        return tls_context(self.server_cert, self.server_key, self.root_cert if self.use_ssl_mutual else None)
+        files = self.tls_files()
+        return None if files is None else files.context()
 
     def http2(self) -> Http2Options:
         """The options of connections."""
@@ -74,42 +88,3 @@ class GrpcOptions:
             max_age_s=self.max_connection_age / 1000,
             max_age_grace_s=self.max_connection_age_grace / 1000,
         )
-
-
-def tls_context(server_cert: str, server_key: str, root_cert: str | None) -> ssl.SSLContext:
-    """The server's TLS context with these PEM files; with `root_cert`, clients must present a certificate it signed.
-
-    Raises OSError that names the option, for a file that can't be read or is malformed.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["h2"])
-    _check_readable("--grpc-server-cert", server_cert)
-    _check_readable("--grpc-server-key", server_key)
-    try:
-        context.load_cert_chain(server_cert, server_key)
-    except ssl.SSLError as error:
-        raise OSError(
-            f"gRPC can't use the certificate of --grpc-server-cert with the key of --grpc-server-key: {_reason(error)}"
-        ) from error
-    if root_cert is not None:
-        _check_readable("--grpc-root-cert", root_cert)
-        try:
-            context.load_verify_locations(root_cert)
-        except ssl.SSLError as error:
-            raise OSError(f"gRPC can't use the certificates of --grpc-root-cert: {_reason(error)}") from error
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _check_readable(option: str, path: str) -> None:
-    if not path:
-        raise OSError(f"gRPC with TLS needs {option}")
-    try:
-        Path(path).read_bytes()
-    except OSError as error:
-        raise OSError(f"gRPC can't read the file of {option}, {path}: {error.strerror}") from error
-
-
-def _reason(error: ssl.SSLError) -> str:
-    return error.reason or "not in the PEM format"

@@ -41,6 +41,7 @@ from weir.gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
 from weir.gateway.http2.protocol import Http2Protocol
 from weir.gateway.http2.stream import Stream
 from weir.http_server.connection_cap import CappedConnection
+from weir.http_server.tls import ServerTls
 from weir.http_server.tls_listener import TlsListener
 
 logger = logging.getLogger("weir.gateway")
@@ -70,6 +71,7 @@ class GrpcServer:
         self._options = options or GrpcOptions()
         self._handlers = self._make_handlers(context, more_methods or {})
         self._listener: asyncio.Server | TlsListener | None = None
+        self.tls: ServerTls | None = None  # set by `start`
         self._connections: set[Http2Protocol] = set()
         self._open_calls: set[GrpcCall] = set()
         self._is_leaving = False
@@ -77,7 +79,8 @@ class GrpcServer:
 
     async def start(self, address: str, port: int) -> int:
         """Listens on `address` and `port` (0: a free one) and returns the port. Raises OSError if it can't."""
-        tls = self._options.tls_context()
+        files = self._options.tls_files()
+        tls = self.tls = None if files is None else ServerTls(files)
         is_v6 = ":" in address
         try:
             listener = socket.create_server(
@@ -94,7 +97,9 @@ class GrpcServer:
             loop = asyncio.get_running_loop()
             self._listener = await loop.create_server(self._make_protocol, sock=listener, backlog=_BACKLOG)
         else:
-            self._listener = TlsListener(listener, self._make_protocol, tls, self._cap, HANDSHAKE_TIMEOUT_S)
+            self._listener = TlsListener(
+                listener, self._make_protocol, lambda: tls.context, self._cap, HANDSHAKE_TIMEOUT_S
+            )
         return int(listener.getsockname()[1])
 
     def _make_protocol(self, handshake: CappedConnection | None = None) -> Http2Protocol:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from weir.access.gate import CertificateNames
 from weir.gateway.http2.connection import Connection
 from weir.gateway.http2.frames import Http2ErrorCode
 from weir.gateway.http2.keepalive import KeepaliveManager
@@ -18,6 +19,7 @@ from weir.gateway.http2.stream import Application
 from weir.http_server.connection_cap import MAX_CONNECTIONS, CappedConnection, ConnectionCap, principal_of
 from weir.http_server.read_turns import ReadTurns
 from weir.http_server.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
+from weir.http_server.tls import certificate_of
 from weir.runtime.memory_ledger import MemoryLedger
 
 _HIGH_WATER_BYTES = 512 * 1024
@@ -31,6 +33,8 @@ class Http2Protocol(asyncio.Protocol):
     """
 
     handshake: CappedConnection | None = None
+    certificate: CertificateNames | None = None
+    """The names in the certificate that the client has shown, None without one."""
     connection: Connection
     _turns: ReadTurns
     _keepalive: KeepaliveManager
@@ -67,6 +71,7 @@ class Http2Protocol(asyncio.Protocol):
         self.connection = Connection(self._application, self._options, self._loop.time, self._send_buffer)
         self._keepalive = KeepaliveManager(self.connection, self._options, self.abort, self._cap.count_silent)
         if self.handshake is not None:
+            self.certificate = certificate_of(transport)
             self._cap.remove(self.handshake)
         if not self._cap.admit(self, principal):
             self.connection.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many connections")

@@ -58,7 +58,7 @@ ROOMS = {
     ),
     "gateway": (
         "admin cross_site inflation settings",
-        "access http2",
+        "access addresses http2",
         "context",
         "grpc http nats",
         "platforms",
@@ -130,11 +130,11 @@ ROOMS = {
         "kv",
     ),
     "http_server": (
-        "connection_cap connection_memory own_hosts read_turns routing stall_detection",
+        "connection_cap connection_memory own_hosts read_turns routing stall_detection tls",
         "asgi",
         "body_reader client_connection door responses",
-        "connection",
-        "listeners tls_listener",
+        "connection tls_listener",
+        "listeners",
     ),
     "access": (
         "principal",

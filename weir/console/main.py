@@ -38,6 +38,7 @@ from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
 from weir.http_server.stall_detection import end_stalled_connections
+from weir.http_server.tls import ServerTls, follow_files
 from weir.runtime.limits.process_limits import find_limits, log_limits
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.readiness import announce_failure, announce_ready, watch_parent
@@ -67,6 +68,8 @@ async def _serve(settings: ConsoleSettings, stop: asyncio.Event, background: asy
     async with contextlib.AsyncExitStack() as stops:
         try:
             check_exposure({"the console": settings.console_address}, settings, logger)
+            files = settings.tls_files()
+            tls = None if files is None else ServerTls(files)
             listeners = HttpListeners()
             port = DEFAULT_PORT if settings.console_port is None else settings.console_port
             listeners.bind(_DOOR, settings.console_address, port)
@@ -77,32 +80,37 @@ async def _serve(settings: ConsoleSettings, stop: asyncio.Event, background: asy
             announce_failure(message)
             return 1
         app = make_app(context, settings.console_address, settings.allowed_hosts)
-        await _serve_page(app, listeners, background, stops, min(_STOP_S, settings.exit_timeout_secs))
+        await _serve_page(app, listeners, tls, background, stops, min(_STOP_S, settings.exit_timeout_secs))
         announcing = await presence.start(background)
         stops.callback(presence.publish, leaving=True)
         stops.callback(announcing.cancel)
         port = listeners.port(_DOOR)
-        logger.info("the console is at http://%s:%d", settings.console_address, port)
+        logger.info("the console is at http%s://%s:%d", "s" if tls is not None else "", settings.console_address, port)
         announce_ready(console_port=port)
         await stop.wait()
     return 0
 
 
-async def _serve_page(
+async def _serve_page(  # noqa: PLR0913 - of one call
     app: ASGIApp,
     listeners: HttpListeners,
+    tls: ServerTls | None,
     background: asyncio.TaskGroup,
     stops: contextlib.AsyncExitStack,
     stop_timeout_s: float,
 ) -> None:
     """Serves `app` with a gateway's bounds for clients. At the stop requests have `stop_timeout_s` to end."""
     ledger = MemoryLedger(MAX_MEMORY_BYTES)
+    cap = ConnectionCap.of_process()
     limits = ConnectionLimits(
         ledger=ledger,
         arriving_slots=MemoryLedger(),
-        cap=ConnectionCap.of_process(),
+        cap=cap,
         max_body_bytes=2 * MAX_BODY_BYTES,  # beyond MAX_BODY_BYTES the application explains where to send it
     )
+    listeners.encrypt(tls, cap)
+    if tls is not None:
+        stops.callback(background.create_task(follow_files([tls])).cancel)
     await listeners.serve(_DOOR, functools.partial(HttpConnection, app, limits))
     stops.push_async_callback(listeners.wait_disconnected, _DOOR, stop_timeout_s)
     stops.callback(listeners.stop, _DOOR)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess
+from weir.http_server.tls import TlsOptions
 from weir.telemetry.log_settings import LogOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsoleSettings(LogOptions):
+class ConsoleSettings(TlsOptions, LogOptions):
     """Settings of `weir console`. Fields have the names and units of the options. Port None is
     `weir.console.DEFAULT_PORT`, 0 a free one.
     """

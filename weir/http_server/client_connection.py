@@ -9,10 +9,11 @@ from typing import Any
 
 from weir.access.gate import CertificateNames
 from weir.http_server.asgi import raw_error_response
-from weir.http_server.connection_cap import ConnectionCap, principal_of
+from weir.http_server.connection_cap import CappedConnection, ConnectionCap, principal_of
 from weir.http_server.connection_memory import ConnectionMemory
 from weir.http_server.read_turns import ReadTurns
 from weir.http_server.stall_detection import STALL_PERIOD_S, UNREAD_PERIOD_S, StallDetector
+from weir.http_server.tls import certificate_of
 from weir.runtime.memory_ledger import MemoryLedger
 from weir.schemas.core.errors import WeirError, overloaded
 
@@ -42,8 +43,15 @@ class ConnectionLimits:
 
 
 class ClientConnection(asyncio.Protocol, ABC):
-    """One connection, in `connections` while it is open. A subclass reads the requests on it."""
+    """One connection, in `connections` while it is open. A subclass reads the requests on it.
 
+    `handshake` counts for it until then, where TLS had to be agreed on.
+    """
+
+    handshake: CappedConnection | None = None
+    certificate: CertificateNames | None = None
+    """The names in the certificate that the client has shown, None without one."""
+    is_encrypted = False
     transport: Any
     memory: ConnectionMemory
     turns: ReadTurns
@@ -92,6 +100,10 @@ class ClientConnection(asyncio.Protocol, ABC):
         self.memory = ConnectionMemory(self._limits.ledger, self._limits.arriving_slots, principal)
         self._idle_since_s = self.loop.time()
         self._idle_timer = self.loop.call_later(FIRST_REQUEST_S, self._check_idle)
+        if self.handshake is not None:
+            self.is_encrypted = True
+            self.certificate = certificate_of(transport)
+            self._limits.cap.remove(self.handshake)
         if not self._limits.cap.admit(self, principal):
             self._is_rejecting = True
             self.write_and_close(overloaded("the server has too many connections; try again later"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 
-from weir.http_server.asgi import AsgiExchange, HttpExchange
+from weir.http_server.asgi import CERTIFICATE_KEY, AsgiExchange, HttpExchange
 from weir.http_server.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
 from weir.http_server.client_connection import ClientConnection, ConnectionLimits
 from weir.http_server.connection_cap import IDLE_S
@@ -186,7 +186,7 @@ class HttpConnection(ClientConnection):
             "http_version": self.parser.get_http_version(),
             "server": server and tuple(server[:2]),
             "client": client and tuple(client[:2]),
-            "scheme": "http",
+            "scheme": "https" if self.is_encrypted else "http",
             "root_path": "",
             "method": self.parser.get_method().decode("ascii"),
             "path": routed_path(path),
@@ -194,6 +194,7 @@ class HttpConnection(ClientConnection):
             "query_string": url.query or b"",
             "headers": self.headers,
             "state": {},
+            CERTIFICATE_KEY: self.certificate,
         }
         return AsgiExchange(self, scope, keep_alive)
 

@@ -8,7 +8,11 @@ import socket
 import time
 from collections.abc import Callable
 
+from weir.http_server.client_connection import FIRST_REQUEST_S
 from weir.http_server.connection import HttpConnection
+from weir.http_server.connection_cap import CappedConnection, ConnectionCap
+from weir.http_server.tls import ServerTls
+from weir.http_server.tls_listener import TlsListener
 
 _BACKLOG = 2048
 _POLL_S = 0.01
@@ -20,8 +24,15 @@ class HttpListeners:
 
     def __init__(self) -> None:
         self._sockets: dict[str, socket.socket] = {}
-        self._servers: dict[str, asyncio.Server] = {}
+        self._servers: dict[str, asyncio.Server | TlsListener] = {}
         self._connections: dict[str, set[HttpConnection]] = {}
+        self._tls: tuple[ServerTls, ConnectionCap] | None = None
+
+    def encrypt(self, tls: ServerTls | None, cap: ConnectionCap) -> None:
+        """Encrypts the connections to all ports that are served from now on, not where `tls` is None; they count in `cap`
+        before they are agreed on.
+        """
+        self._tls = None if tls is None else (tls, cap)
 
     def bind(self, name: str, address: str, port: int, reuse: bool = False) -> None:
         """Binds a port (0: a free one) for `name`; `reuse` shares it with others that do so too. Raises OSError."""
@@ -48,9 +59,20 @@ class HttpListeners:
     async def serve(self, name: str, make_connection: Callable[..., HttpConnection]) -> None:
         """Accepts connections on the port of `name`; `make_connection` takes the set that holds the open ones."""
         connections = self._connections[name] = set()
-        self._servers[name] = await asyncio.get_running_loop().create_server(
-            functools.partial(make_connection, connections=connections), sock=self._sockets[name], backlog=_BACKLOG
-        )
+        make, listener = functools.partial(make_connection, connections=connections), self._sockets[name]
+        if self._tls is None:
+            loop = asyncio.get_running_loop()
+            self._servers[name] = await loop.create_server(make, sock=listener, backlog=_BACKLOG)
+            return
+
+        def make_encrypted(handshake: CappedConnection) -> HttpConnection:
+            connection = make()
+            connection.handshake = handshake
+            return connection
+
+        tls, cap = self._tls
+        listener.listen(_BACKLOG)
+        self._servers[name] = TlsListener(listener, make_encrypted, lambda: tls.context, cap, FIRST_REQUEST_S)
 
     def connections(self, name: str) -> list[HttpConnection]:
         """The open connections to the port of `name`."""

@@ -24,21 +24,22 @@ _RETRY_S = 0.5
 class TlsListener:
     """Listens on `listener`, a bound and listening socket, on the running event loop.
 
-    `make_protocol` gets what counts in `cap` for the connection so far: the protocol removes it when it counts itself. A
-    handshake that takes longer than `timeout_s` seconds ends the connection.
+    `make_protocol` gets what counts in `cap` for the connection so far: the protocol removes it when it counts itself.
+    `current_context` returns the context for the next connection: certificates change while the server runs. A handshake
+    that takes longer than `timeout_s` seconds ends the connection.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         make_protocol: Callable[[CappedConnection], asyncio.Protocol],
-        context: ssl.SSLContext,
+        current_context: Callable[[], ssl.SSLContext],
         cap: ConnectionCap,
         timeout_s: float,
     ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
-        self._context = context
+        self._current_context = current_context
         self._cap = cap
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -74,7 +75,7 @@ class TlsListener:
             await self._loop.connect_accepted_socket(
                 lambda: self._make_protocol(handshake),
                 connection,
-                ssl=self._context,
+                ssl=self._current_context(),
                 ssl_handshake_timeout=self._timeout_s,
             )
         except OSError:  # the client speaks no TLS, has shown no certificate, was too slow, or has gone

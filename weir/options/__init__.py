@@ -12,6 +12,7 @@ from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
 from weir.options.processes import PROCESS_OPTIONS
 from weir.options.request_logs import REQUEST_LOG_OPTIONS
 from weir.options.server import SCALING_OPTIONS, SERVER_OPTIONS
+from weir.options.tls import TLS_OPTIONS
 from weir.options.unsupported import INEFFECTIVE, REFUSED, REMOVED
 
 OPTIONS: tuple[Option, ...] = (
@@ -19,6 +20,7 @@ OPTIONS: tuple[Option, ...] = (
     *FRONTEND_OPTIONS,
     *CONSOLE_OPTIONS,
     *ACCESS_POLICY_OPTIONS,
+    *TLS_OPTIONS,
     *DURABLE_OPTIONS,
     *PROCESS_OPTIONS,
     *SCALING_OPTIONS,

@@ -55,7 +55,7 @@ async def listening(certificate: Path, timeout_s: float = 60.0) -> AsyncIterator
     context.load_cert_chain(certificate)
     cap, socket_ = ConnectionCap(LIMIT), socket.create_server(("127.0.0.1", 0))
     port = socket_.getsockname()[1]
-    listener = TlsListener(socket_, lambda handshake: Echo(cap, handshake), context, cap, timeout_s)
+    listener = TlsListener(socket_, lambda handshake: Echo(cap, handshake), lambda: context, cap, timeout_s)
     try:
         yield port, cap
     finally:
