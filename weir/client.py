@@ -29,10 +29,14 @@ _STREAM_METADATA = (("triton_grpc_error", "true"),)
 
 
 class Client:
-    """A client of the gRPC server at `grpc_url` ("host:port"). Methods block, except those whose name begins with `a`."""
+    """A client of the gRPC server at `grpc_url` ("host:port"). Methods block, except those whose name begins with `a`.
 
-    def __init__(self, grpc_url: str) -> None:
+    With `credentials`, as `grpc.ssl_channel_credentials` makes them, the connection is encrypted.
+    """
+
+    def __init__(self, grpc_url: str, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.grpc_url = grpc_url
+        self.credentials = credentials
         self._channel: grpc.Channel | None = None
         self._aio_channel: grpc.aio.Channel | None = None
         self._aio_loop: asyncio.AbstractEventLoop | None = None
@@ -174,14 +178,23 @@ class Client:
 
     def _stub(self) -> Any:
         if self._channel is None:
-            self._channel = grpc.insecure_channel(self._address(), _CHANNEL)
+            address, credentials = self._address(), self.credentials
+            if credentials is None:
+                self._channel = grpc.insecure_channel(address, _CHANNEL)
+            else:
+                self._channel = grpc.secure_channel(address, credentials, _CHANNEL)
         return service_stub(self._channel)
 
     def _aio_stub(self) -> Any:
         # A channel belongs to one event loop; a program may run several loops one after the other.
         loop = asyncio.get_running_loop()
         if self._aio_channel is None or self._aio_loop is not loop:
-            self._aio_channel, self._aio_loop = grpc.aio.insecure_channel(self._address(), _CHANNEL), loop
+            address, credentials = self._address(), self.credentials
+            if credentials is None:
+                self._aio_channel = grpc.aio.insecure_channel(address, _CHANNEL)
+            else:
+                self._aio_channel = grpc.aio.secure_channel(address, credentials, _CHANNEL)
+            self._aio_loop = loop
         return service_stub(self._aio_channel)
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import grpc
+
 from weir.client import Client
 from weir.errors import StartError
 from weir.options import SERVE, Option, options_of
@@ -64,6 +66,8 @@ class Server(Client):
                 raise StartError("weir.Server needs gRPC: allow_grpc must be true")
             self._process = process
             self.grpc_url = self._facts["grpc"]
+            if "grpc_tls_cert" in self._facts:
+                self.credentials = grpc.ssl_channel_credentials(Path(self._facts["grpc_tls_cert"]).read_bytes())
         return self
 
     def stop(self) -> None:
@@ -97,13 +101,19 @@ class Server(Client):
 
     @property
     def http_url(self) -> str:
-        """The HTTP URL: "http://host:port"."""
-        return f"http://{self._fact('http')}"
+        """The HTTP URL: "http://host:port", with TLS "https://host:port"."""
+        return f"{self._scheme}://{self._fact('http')}"
 
     @property
     def metrics_url(self) -> str:
         """The URL of its metrics: "http://host:port/metrics"."""
-        return f"http://{self._fact('metrics')}/metrics"
+        return f"{self._scheme}://{self._fact('metrics')}/metrics"
+
+    @property
+    def tls_cert(self) -> str:
+        """The file with the certificate of its HTTP ports; "" without TLS."""
+        self._running()
+        return self._facts.get("tls_cert", "")
 
     @property
     def nats_url(self) -> str:
@@ -118,6 +128,10 @@ class Server(Client):
     def log(self) -> str:
         """Its log since the start, unless `log_file` redirects it."""
         return self._running().log()
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.tls_cert else "http"
 
     def _running(self) -> ServerProcess:
         if self._process is None:

@@ -156,7 +156,7 @@ ROOMS = {
         "logs",
     ),
     "runtime": (
-        "child_processes control_groups extras folders log_limiter offload_process processes readiness ticks",
+        "certificates child_processes control_groups extras folders log_limiter offload_process processes readiness ticks",
         "archives containment process_memory processors",
         "limits loop_lag memory_ledger offload",
         "role_life",

@@ -60,7 +60,7 @@ def _model_names(parameters: Mapping[str, Any]) -> list[str]:
         server = only_local_server(data_dir, "")
         if server is not None and not server.http:
             return _names_in_registry(BrokerTarget(server.nats_url, server.access(BrokerAccess.of(parameters))))
-        return _names_over_http(server.http if server is not None else DEFAULT_HTTP)
+        return _names_over_http(server.http_place if server is not None else DEFAULT_HTTP)
     except (StartError, UsageError, OSError, ValueError):
         return []
 

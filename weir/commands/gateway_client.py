@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import shlex
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from email.message import Message
@@ -15,9 +16,11 @@ from urllib.parse import urlsplit
 
 import typer
 
+from weir.commands.local.servers import local_certificate
 from weir.commands.running_server import DEFAULT_HTTP, data_dir_option, none_found_hint, only_local_server
 from weir.errors import StartError
 from weir.options.api_key import authorization, hint_for_denied
+from weir.runtime.certificates import CLIENT_CERT_VARIABLE, client_context
 
 _EVENT = b"data: "
 
@@ -46,6 +49,7 @@ class GatewayClient:
             raise StartError(f"--url must be host:port, not '{url}'")
         self.url = url
         self._is_secure = parts.scheme == "https"
+        self._context: ssl.SSLContext | None = None
         self._host, self._path = parts.hostname, parts.path.rstrip("/")
         try:
             self._port = parts.port
@@ -87,8 +91,7 @@ class GatewayClient:
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Iterator[http.client.HTTPResponse]:
         """A response without an error, as long as it is read."""
-        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=self.timeout_s)
+        connection = self._connection()
         try:
             connection.request(method, self._path + path, body, {**self._headers, **self._key, **headers})
             response = connection.getresponse()
@@ -99,6 +102,16 @@ class GatewayClient:
             raise Unreachable(f"{self.url} is not reachable: {error or type(error).__name__}") from error
         finally:
             connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        if not self._is_secure:
+            return http.client.HTTPConnection(self._host, self._port, timeout=self.timeout_s)
+        if self._context is None:
+            try:
+                self._context = client_context(local_certificate(self._host, self._port or 443))
+            except OSError as error:
+                raise StartError(f"the certificate of {CLIENT_CERT_VARIABLE} can't be used: {error}") from error
+        return http.client.HTTPSConnection(self._host, self._port, timeout=self.timeout_s, context=self._context)
 
     def _error(self, status: int, body: bytes) -> Exception:
         """The server's reason, which a stream of events has in its first event."""
@@ -146,7 +159,7 @@ def _client_of(make: Callable[..., Client], url: str, data_dir: Path | None) -> 
         raise StartError(f"the server found on this machine does not serve HTTP (yet): {server}")
     if data_dir is None:
         typer.echo(f"server found on this machine: {server}", err=True)
-    return _with_option(make(server.http), option_of(server.http, data_dir))
+    return _with_option(make(server.http_place), option_of(server.http_place, data_dir))
 
 
 def option_of(url: str, data_dir: Path | None) -> str:

@@ -26,6 +26,7 @@ from weir.bus.nats.access import without_user
 from weir.bus.nats.embedded_server import EmbeddedNats
 from weir.cluster.access.exposure import Exposure
 from weir.commands.gpu_count import count_gpus
+from weir.commands.local.certificates import NO_TLS, ServedTls, check_self_signed, self_signed_values
 from weir.commands.local.data_folders import DataFolder, default_data_dir
 from weir.commands.local.servers import ServerRegistration
 from weir.commands.preflight import (
@@ -106,6 +107,7 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
     values["model_repository"] = tuple(map(str, repositories))
     values["backend_directory"] = tuple(map(str, check_backend_directories(values["backend_directory"])))
     values["repoagent_directory"] = check_agent_directory(values["repoagent_directory"])
+    check_self_signed(values)
     listeners = listeners_of(values)
     safe_ports = values["sagemaker_safe_port_range"]
     if safe_ports is not None and "sagemaker" in listeners:
@@ -140,11 +142,14 @@ def _serve(
     parent = stack.enter_context(parent_fd())
     needs_cache = values["model_cache_dir"] is None and any(map(is_cloud_address, values["model_repository"]))
     data = None
-    if nats_url is None or needs_cache:
+    if nats_url is None or needs_cache or values["tls_self_signed"]:
         data = stack.enter_context(_data_dir(values, temporary=parent is not None))
     if data is not None and needs_cache:
         # A worker that is started again finds what the one before it has downloaded, even while the store is unreachable.
         values["model_cache_dir"] = str((data.path / "models").absolute())
+    if data is not None and values["tls_self_signed"]:
+        doors = [*listeners.values(), *([console] if console is not None else [])]
+        values = {**values, **self_signed_values(data.path, doors)}
     embedded = _embedded_nats(values, data.path if data is not None else None) if nats_url is None else None
     gpus, processors = count_gpus(), processor_count()
     counts = count_processes(values, processors, gpus)
@@ -196,6 +201,7 @@ def _serve(
         values["exit_on_error"],
         registration,
         _notes(values, listeners, console, data),
+        ServedTls.of(values),
     )
     supervisor = Supervisor(
         roles,
@@ -340,6 +346,7 @@ def _report(  # noqa: PLR0913 - of one call
     ends_on_error: bool | None,
     registration: ServerRegistration,
     notes: _Notes,
+    tls: ServedTls,
     facts: Mapping[str, Mapping[str, Any]],
 ) -> None:
     announced = facts[gateway]
@@ -378,9 +385,10 @@ def _report(  # noqa: PLR0913 - of one call
         durability=announced.get("durability", {}),
         client_memory=announced.get("client_memory", ""),
         access=notes.access,
+        tls=tls,
     )
-    registration.announce({**places, **notes.files, "nats_url": startup.nats_url})
-    announce_ready(**places, nats_url=embedded.url if embedded else startup.nats_url)
+    registration.announce({**places, **notes.files, **tls.announced(), "nats_url": startup.nats_url})
+    announce_ready(**places, **tls.announced(), nats_url=embedded.url if embedded else startup.nats_url)
     # The server continues if its standard output is closed.
     with contextlib.suppress(OSError):
         print(f"\n{render_startup_block(startup)}\n", flush=True)
@@ -401,7 +409,8 @@ class StartupFacts:
     "" with an external broker. `durability` has the keys `ack_is_fsync` (None: unknown) and `reason`. `platforms` has the
     address of the frontend of each managed service. `client_memory` says which shared memory clients may name, "" for none.
     `access` is the access policy, or what is wrong with access, "" for nothing to say.
-    `console_note` and `data_note` say why the console and the data folder are where they are, "" where that is the rule.
+    `tls` has the certificates of the ports. `console_note` and `data_note` say why the console and the data folder are
+    where they are, "" where that is the rule.
     """
 
     http: str | None
@@ -418,16 +427,19 @@ class StartupFacts:
     platforms: Mapping[str, str] = field(default_factory=dict)
     client_memory: str = ""
     access: str = ""
+    tls: ServedTls = NO_TLS
 
 
 def render_startup_block(facts: StartupFacts) -> str:
     """The startup block as plain text without a final newline; texts of models are made printable."""
+    http = facts.tls.http_scheme
     rows = [
-        ("HTTP", f"http://{facts.http}" if facts.http else _NOT_ALLOWED),
-        ("gRPC", facts.grpc or _NOT_ALLOWED),
-        ("metrics", f"http://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
-        *([("console", _noted(f"http://{facts.console}", facts.console_note))] if facts.console else []),
-        *((service, f"http://{address}") for service, address in facts.platforms.items()),
+        ("HTTP", f"{http}://{facts.http}" if facts.http else _NOT_ALLOWED),
+        ("gRPC", facts.tls.of_grpc(facts.grpc) if facts.grpc else _NOT_ALLOWED),
+        ("metrics", f"{http}://{facts.metrics}/metrics" if facts.metrics else _NOT_ALLOWED),
+        *([("console", _noted(f"{http}://{facts.console}", facts.console_note))] if facts.console else []),
+        *((service, f"{http}://{address}") for service, address in facts.platforms.items()),
+        *facts.tls.rows(facts.http),
         ("NATS", _without_password(facts.nats_url)),
         *([("NATS access", facts.nats_url_file)] if facts.nats_url_file else []),
         *([("client shm", facts.client_memory)] if facts.client_memory else []),

@@ -6,7 +6,6 @@ Sources: Python's `ssl`, whose context for servers has safe ciphers and no compr
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 import ssl
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.access.gate import CertificateNames, certificate_names
+from weir.runtime.certificates import fingerprint
 from weir.runtime.ticks import next_tick
 
 logger = logging.getLogger("weir.connections")
@@ -27,8 +27,6 @@ HTTP_PROTOCOLS = ("http/1.1",)
 GRPC_PROTOCOLS = ("h2",)
 
 CHECK_INTERVAL_S = 1.0
-
-_PEM_BEGIN, _PEM_END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,21 +147,6 @@ def certificate_of(transport: Any) -> CertificateNames | None:
     if not shown:
         return None
     return certificate_names(shown.get("subject", ()), shown.get("subjectAltName", ()))
-
-
-def fingerprint(pem: str) -> str:
-    """The SHA-256 of the first certificate in this text, as `openssl x509 -fingerprint` writes it. Raises ValueError."""
-    digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(first_certificate(pem))).hexdigest().upper()
-    return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
-
-
-def first_certificate(pem: str) -> str:
-    """The first certificate in this text: in the file of a server its own. Raises ValueError."""
-    _, begin, rest = pem.partition(_PEM_BEGIN)
-    body, end, _ = rest.partition(_PEM_END)
-    if not (begin and end):
-        raise ValueError("not a certificate in the PEM format")
-    return f"{_PEM_BEGIN}{body}{_PEM_END}\n"
 
 
 def _file_state(path: str) -> tuple[int, ...]:

@@ -82,9 +82,9 @@ class Server(Endpoints):
             self.process.wait()
             raise
         super().__init__(
-            self.printed_value("HTTP").removeprefix("http://"),
-            self.printed_value("gRPC"),
-            self.printed_value("metrics").removeprefix("http://").removesuffix("/metrics"),
+            self.printed_value("HTTP").rpartition("/")[2],
+            self.printed_value("gRPC").rpartition("/")[2],
+            self.printed_value("metrics").removesuffix("/metrics").rpartition("/")[2],
         )
         is_embedded = "  NATS access " in self.printed()
         self.nats_url = Path(self.printed_value("NATS access")).read_text().strip() if is_embedded else ""

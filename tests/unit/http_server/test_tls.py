@@ -23,7 +23,8 @@ from weir.http_server.client_connection import ConnectionLimits
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
-from weir.http_server.tls import ServerTls, TlsFiles, TlsOptions, fingerprint
+from weir.http_server.tls import ServerTls, TlsFiles, TlsOptions
+from weir.runtime.certificates import fingerprint
 from weir.runtime.memory_ledger import MemoryLedger
 
 

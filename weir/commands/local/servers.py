@@ -11,6 +11,7 @@ where it could not register because there is no home.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from weir import DATA_DIR_VARIABLE
 from weir.bus.nats.access import BrokerAccess, BrokerServer
 from weir.bus.nats.embedded_server import LOCK_FILE, url_of_folder
 from weir.commands.local.data_folders import data_home
+from weir.runtime.certificates import first_certificate
 from weir.runtime.folders.locked import LockedFolder, is_held, remove_abandoned_folders
 from weir.runtime.folders.private import private_folder, write_private
 
@@ -42,8 +44,8 @@ class LocalServer(NamedTuple):
     """One running `weir serve`.
 
     `data_dir` is None if another program runs its broker. `nats_url` has no user; "" before the broker has started. `http`
-    and `grpc` are addresses ("host:port"); "" if one is off or not ready yet. `access_policy` and `access_keys` are the
-    files of these options, "" for none.
+    and `grpc` are addresses ("host:port"); "" if one is off or not ready yet. `tls_cert` and `grpc_tls_cert` are the files
+    with their certificates, "" without TLS. `access_policy` and `access_keys` are the files of these options, "" for none.
     """
 
     data_dir: Path | None
@@ -52,6 +54,8 @@ class LocalServer(NamedTuple):
     grpc: str = ""
     access_policy: str = ""
     access_keys: str = ""
+    tls_cert: str = ""
+    grpc_tls_cert: str = ""
 
     def access(self, requested: BrokerAccess) -> BrokerAccess:
         """The credentials for its broker: `requested`, or the server's own user and password if that names no user."""
@@ -61,6 +65,21 @@ class LocalServer(NamedTuple):
             return requested
         server = BrokerServer.of(url)
         return replace(requested, user=server.user, password=server.password or "")
+
+    @property
+    def http_url(self) -> str:
+        """The URL of HTTP, "" if `http` is."""
+        return f"{'https' if self.tls_cert else 'http'}://{self.http}" if self.http else ""
+
+    @property
+    def http_place(self) -> str:
+        """What an option such as `--url` takes for HTTP: `http`, or the URL where it is encrypted."""
+        return self.http_url if self.tls_cert else self.http
+
+    @property
+    def grpc_place(self) -> str:
+        """What an option such as `--url` takes for gRPC: `grpc`, or the URL where it is encrypted."""
+        return f"grpcs://{self.grpc}" if self.grpc and self.grpc_tls_cert else self.grpc
 
     @property
     def cluster(self) -> str:
@@ -73,10 +92,10 @@ class LocalServer(NamedTuple):
         if self.data_dir is not None:
             return f"--data-dir {shlex.quote(str(self.data_dir))}"
         name = option.partition(" ")[0]
-        return f"{name} {shlex.quote(self.nats_url if name == '--nats' else self.http)}"
+        return f"{name} {shlex.quote(self.nats_url if name == '--nats' else self.http_place)}"
 
     def __str__(self) -> str:
-        places = [f"http://{self.http}"] if self.http else []
+        places = [self.http_url] if self.http else []
         places += [self.nats_url] if self.nats_url else []
         places += [f"data folder {self.data_dir}"] if self.data_dir is not None else []
         return ", ".join(places)
@@ -138,6 +157,26 @@ def local_servers(folder: Path | None = None) -> list[LocalServer]:
     return sorted(found, key=lambda one: (not one.http, one.data_dir is None, str(one.data_dir), one.nats_url))
 
 
+def local_certificate(host: str, port: int) -> str:
+    """The certificate (PEM) of the server of this user that serves HTTP or gRPC with TLS there, "" if none does."""
+    for server in local_servers():
+        for place, cert in ((server.http, server.tls_cert), (server.grpc, server.grpc_tls_cert)):
+            own_host, _, own_port = place.rpartition(":")
+            is_reached = host == own_host.strip("[]") or (host in _LOOPBACK and is_at_loopback(own_host.strip("[]")))
+            if cert and own_port == str(port) and is_reached:
+                with contextlib.suppress(OSError, ValueError):
+                    return first_certificate(Path(cert).read_text())
+    return ""
+
+
+def is_at_loopback(address: str) -> bool:
+    """Whether a server that listens on this address or name can be reached at localhost."""
+    try:
+        return address == "localhost" or (one := ipaddress.ip_address(address)).is_loopback or one.is_unspecified
+    except ValueError:
+        return False
+
+
 def without_users(nats_url: str) -> str:
     """The URL of one or several servers of a broker, without users and passwords."""
     return _USER.sub("", nats_url)
@@ -169,7 +208,7 @@ def _registered_servers() -> Iterator[LocalServer]:
             continue
         data_dir = Path(addresses["data_dir"]) if addresses.get("data_dir") else None
         nats_url = addresses.get("nats_url", "") or (_nats_url_of(data_dir) if data_dir is not None else "")
-        yield LocalServer(data_dir, nats_url, *_announced(addresses))
+        yield LocalServer(data_dir, nats_url, **_places(addresses))
 
 
 def _default_folders() -> list[Path]:
@@ -187,11 +226,14 @@ def _server_of(data_dir: Path) -> LocalServer | None:
     addresses = _addresses(data_dir)
     if addresses.get("nats_url") != nats_url:
         addresses = {}  # left by an earlier server that was killed
-    return LocalServer(data_dir, nats_url, *_announced(addresses))
+    return LocalServer(data_dir, nats_url, **_places(addresses))
 
 
-def _announced(addresses: Mapping[str, str]) -> list[str]:
-    return [addresses.get(name, "") for name in ("http", "grpc", "access_policy", "access_keys")]
+_PLACES = ("http", "grpc", "tls_cert", "grpc_tls_cert", "access_policy", "access_keys")
+
+
+def _places(addresses: Mapping[str, str]) -> dict[str, str]:
+    return {name: addresses.get(name, "") for name in _PLACES}
 
 
 def _addresses(folder: Path) -> dict[str, str]:

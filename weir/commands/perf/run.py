@@ -16,6 +16,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from weir.commands.local.servers import local_certificate
 from weir.commands.running_server import (
     DEFAULT_GRPC,
     DEFAULT_HTTP,
@@ -186,7 +187,7 @@ def _place(options: PerfOptions) -> _Place:
         if server is None:
             url, hint = default, f"{none_found_hint(default)}--url HOST:PORT."
         else:
-            url = server.grpc if is_grpc else server.http
+            url = server.grpc_place if is_grpc else server.http_place
             if not url:
                 protocol = "gRPC" if is_grpc else "HTTP"
                 raise StartError(f"the server found on this machine does not serve {protocol} (yet): {server}")
@@ -195,9 +196,12 @@ def _place(options: PerfOptions) -> _Place:
             if broker.url is None:
                 broker = broker._replace(data_dir=server.data_dir)
     try:
-        return _Place(ServerAddress.parse(url), broker, hint)
+        address = ServerAddress.parse(url)
     except ValueError as error:
         raise StartError(f"--url: {error}") from error
+    if address.is_secure:
+        address = address._replace(pinned=local_certificate(address.host, address.port))
+    return _Place(address, broker, hint)
 
 
 def _administration(options: PerfOptions, place: _Place) -> Administration:

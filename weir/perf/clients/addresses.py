@@ -9,12 +9,15 @@ _SECURE = {"http": False, "https": True, "grpc": False, "grpcs": True}
 
 
 class ServerAddress(NamedTuple):
-    """Host and port; `prefix` is the path before `/v2` of an HTTP server, "" without one."""
+    """Host and port; `prefix` is the path before `/v2` of an HTTP server, "" without one. `pinned` is the certificate (PEM)
+    that the server must have, "" for one that an authority has signed.
+    """
 
     host: str
     port: int
     is_secure: bool = False
     prefix: str = ""
+    pinned: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,6 +14,7 @@ import grpc
 from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.session import Answer, CallFailed, SampleRequest
 from weir.perf.load.sequences import SequenceStep
+from weir.runtime.certificates import client_files, trusted_pem
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, Parameters
 from weir.schemas.kserve.regions import region_parameters
 from weir.schemas.kserve.triton_messages import messages
@@ -33,8 +35,14 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN)
 def open_channel(address: ServerAddress) -> grpc.aio.Channel:
     """A channel that connects when it is used."""
     if address.is_secure:
-        return grpc.aio.secure_channel(str(address), grpc.ssl_channel_credentials(), _OPTIONS)
+        return grpc.aio.secure_channel(str(address), _credentials(address), _OPTIONS)
     return grpc.aio.insecure_channel(str(address), _OPTIONS)
+
+
+def _credentials(address: ServerAddress) -> grpc.ChannelCredentials:
+    own = client_files()
+    cert, key = (None, None) if own is None else (Path(path).read_bytes() for path in own)
+    return grpc.ssl_channel_credentials(trusted_pem(address.pinned), key, cert)
 
 
 def grpc_metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

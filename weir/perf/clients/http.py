@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ssl
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from weir.perf.clients.addresses import ServerAddress
 from weir.perf.clients.bodies import infer_body
 from weir.perf.clients.session import Answer, CallFailed, SampleRequest
 from weir.perf.load.sequences import SequenceStep
+from weir.runtime.certificates import client_context
 
 _MAX_KEPT_BODY_BYTES = 16 << 20
 
@@ -53,7 +53,7 @@ class HttpConnection(asyncio.Protocol):
     @classmethod
     async def open(cls, address: ServerAddress, timeout_s: float) -> HttpConnection:
         """Connects. Raises OSError, and TimeoutError after `timeout_s`."""
-        context = ssl.create_default_context() if address.is_secure else None
+        context = client_context(address.pinned) if address.is_secure else None
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(timeout_s):
             _, connection = await loop.create_connection(

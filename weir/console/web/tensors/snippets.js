@@ -15,7 +15,7 @@ const NAMED = new Set(["sequence_id", "sequence_start", "sequence_end", "priorit
  * the inputs of its metadata.
  */
 export function snippets({ model, version, tensors, options, places, declared = [], isDecoupled = false }) {
-  const base = `http://${places.http}/v2/models/${encodeURIComponent(model)}${version ? `/versions/${version}` : ""}`;
+  const base = `http${places.http.isEncrypted ? "s" : ""}://${places.http.place}/v2/models/${encodeURIComponent(model)}${version ? `/versions/${version}` : ""}`;
   const document = asDocument(tensors, options);
   const files = tensors.filter((tensor) => tensor.raw && tensor.file);
   const isLong = !files.length && tensors.some((tensor) => (tensor.data?.length ?? 0) > MAX_SHOWN);
@@ -117,6 +117,11 @@ function pythonOptions(version, options) {
   return more;
 }
 
+/** What the constructor of a client takes. */
+function clientArguments({ place, isEncrypted }) {
+  return JSON.stringify(place) + (isEncrypted ? ", ssl=True" : "");
+}
+
 function needsJson(tensors) {
   return tensors.some((tensor) => !tensor.raw && tensor.data.length > MAX_SHOWN);
 }
@@ -127,7 +132,7 @@ function python(model, version, tensors, options, places) {
     "import numpy as np",
     "import tritonclient.http as triton",
     "",
-    `client = triton.InferenceServerClient(${JSON.stringify(places.http)})`,
+    `client = triton.InferenceServerClient(${clientArguments(places.http)})`,
     ...pythonInputs(tensors),
     `result = client.infer(${[JSON.stringify(model), "inputs", ...pythonOptions(version, options)].join(", ")})`,
     'for output in result.get_response()["outputs"]:',
@@ -144,7 +149,7 @@ function pythonOfStream(model, version, tensors, options, places) {
     "import numpy as np",
     "import tritonclient.grpc as triton",
     "",
-    `client = triton.InferenceServerClient(${JSON.stringify(places.grpc)})`,
+    `client = triton.InferenceServerClient(${clientArguments(places.grpc)})`,
     ...pythonInputs(tensors),
     "answers = queue.Queue()",
     "client.start_stream(lambda result, error: answers.put((result, error)))",

@@ -71,16 +71,20 @@ function NoForm({ name, model, hasGateway, isLoadable }) {
 }
 
 /**
- * Where the same request can be sent: `{http, grpc, nats}`, of which `http` and `grpc` are the `host:port` of a gateway, and
- * `nats` is how to get to the NATS server; null until a gateway is known.
+ * Where the same request can be sent: `{http, grpc, nats}`, of which `http` and `grpc` are `{place, isEncrypted}` of a gateway,
+ * `place` as `host:port`, and `nats` is how to get to the NATS server; null until a gateway is known.
  */
 function placesOf(status, session) {
   const gateways = (status?.roles ?? []).filter((role) => role.role === "gateway" && role.state !== "silent");
-  const placeOf = (scheme) => gateways.flatMap((role) => role.urls).find((url) => url.startsWith(scheme) && !url.endsWith("/metrics"))?.slice(scheme.length) ?? null;
-  const http = placeOf("http://");
+  const urls = gateways.flatMap((role) => role.urls).filter((url) => !url.endsWith("/metrics"));
+  const placeOf = (scheme) => {
+    const [, secure, place] = urls.map((url) => url.match(`^${scheme}(s?)://(.*)`)).find(Boolean) ?? [];
+    return place ? { place, isEncrypted: Boolean(secure) } : null;
+  };
+  const http = placeOf("http");
   if (!http || !session) return null;
   const { access_file: file, url } = session.cluster;
-  return { http, grpc: placeOf("grpc://"), nats: file ? { file } : { url } };
+  return { http, grpc: placeOf("grpc"), nats: file ? { file } : { url } };
 }
 
 function Gallery({ models, error }) {

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers.certificates import Authority
 from weir.commands.local import servers
-from weir.commands.local.servers import LocalServer, ServerRegistration, local_servers
+from weir.commands.local.servers import LocalServer, ServerRegistration, local_certificate, local_servers
 
 ADDRESSES = {"nats_url": "nats://127.0.0.1:7777", "http": "127.0.0.1:8123", "grpc": "127.0.0.1:8124"}
 
@@ -145,4 +146,22 @@ def test_entries_that_can_t_be_read_are_passed_over(tmp_path: Path, home: Path) 
     assert local_servers() == []
     registration.announce(ADDRESSES)
     assert len(local_servers()) == 1
+    registration.remove()
+
+
+def test_the_certificate_of_a_server_is_found_by_its_place(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).sign("server")
+    registration = ServerRegistration(tmp_path / "data")
+    places = {"http": "0.0.0.0:8123", "grpc": "10.0.0.1:8124"}
+    registration.announce({**ADDRESSES, **places, "tls_cert": str(pair.cert), "grpc_tls_cert": str(pair.cert)})
+    (server,) = local_servers()
+    assert (server.http_place, server.grpc_place) == ("https://0.0.0.0:8123", "grpcs://10.0.0.1:8124")
+    assert str(server).startswith("https://0.0.0.0:8123, ")
+    pem = pair.cert.read_text()
+    assert local_certificate("localhost", 8123) == local_certificate("10.0.0.1", 8124) == pem
+    assert local_certificate("localhost", 8124) == "", "another server may listen there"
+    assert local_certificate("weir.example", 8123) == local_certificate("localhost", 8125) == ""
+    registration.announce({**ADDRESSES, **places})
+    assert (local_servers()[0].http_place, local_servers()[0].grpc_place) == (places["http"], places["grpc"])
+    assert local_certificate("localhost", 8123) == ""
     registration.remove()
