@@ -71,7 +71,7 @@ class Http2Protocol(asyncio.Protocol):
         self.connection = Connection(self._application, self._options, self._loop.time, self._send_buffer)
         self._keepalive = KeepaliveManager(self.connection, self._options, self.abort, self._cap.count_silent)
         if self.handshake is not None:
-            self.certificate = certificate_of(transport)
+            self.certificate = self.connection.certificate = certificate_of(transport)
             self._cap.remove(self.handshake)
         if not self._cap.admit(self, principal):
             self.connection.close(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many connections")

@@ -56,8 +56,6 @@ class ClientConnection(asyncio.Protocol, ABC):
     memory: ConnectionMemory
     turns: ReadTurns
     has_served = False
-    certificate: CertificateNames | None = None
-    """The names in the certificate of the client, if it has shown one."""
 
     def __init__(self, limits: ConnectionLimits, connections: set[Any]) -> None:
         self.loop = asyncio.get_running_loop()
