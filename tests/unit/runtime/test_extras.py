@@ -23,6 +23,8 @@ NEEDS_AN_EXTRA = {
     "weir.access.policy.document": "yaml",
     "weir.access.tokens.signing_keys": "jwt",
     "weir.access.tokens.verifier": "jwt",
+    "weir.cluster.access.issuers": "jwt",
+    "weir.cluster.access.key_sets": "jwt",
     "weir.commands.top.app": "textual",
     "weir.telemetry.tracing.span_export": "opentelemetry",
 }

@@ -288,6 +288,7 @@ def test_status_prints_no_url_without_a_server(capsys: pytest.CaptureFixture[str
 
 # What a command of each name needs, apart from the server: `MODEL` and so on.
 OF_A_SERVER = {
+    "access check": ["a", "infer"],
     "batch cancel": ["1"],
     "batch list": [],
     "batch pause": ["1"],
@@ -302,6 +303,10 @@ OF_A_SERVER = {
     "dead show": ["1"],
     "history": ["m"],
     "infer": ["m"],
+    "key create": ["a", "--role=r"],
+    "key list": [],
+    "key revoke": ["a"],
+    "key rotate": ["a"],
     "perf": ["m"],
     "push": ["--delete=m"],
     "rollback": ["m"],
