@@ -84,7 +84,8 @@ def show(broker: BrokerTarget, name: str) -> None:
     if headers:
         typer.echo("headers:")
     for header, value in headers:
-        typer.echo(f"  {one_line(header)}: {one_line(value)}")
+        shown = "***" if header.lower() == "authorization" else one_line(value)
+        typer.echo(f"  {one_line(header)}: {shown}")
     where = f"in object store, as {letter.object!r}" if letter.object else f"{letter.size_bytes} bytes"
     typer.echo(f"body ({where}):")
     if letter.body:

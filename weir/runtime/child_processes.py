@@ -19,6 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 
+def environment_of_helpers(*without: str) -> dict[str, str]:
+    """The environment of this process for a child that is no role, without variables that begin with OTEL_ or `without`.
+
+    They may hold secrets, such as the headers for a collector of traces, and /proc shows a child's as long as it runs.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", *without))}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPolicy:
     """Delays double from `first_delay_s` to `longest_delay_s`, and start over after `healthy_s` of being ready.

@@ -20,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 
+from weir.runtime.child_processes import environment_of_helpers
 from weir.runtime.containment import report
 from weir.runtime.offload_process import ANSWER, OK, REFUSED, Part, read_parts, write_parts
 from weir.schemas.core.errors import ErrorCode, WeirError, overloaded, unavailable
@@ -193,7 +194,7 @@ class _Helper:
                     [sys.executable, "-P", "-m", "weir.runtime.offload_process", str(theirs.fileno())],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                    env={**environment_of_helpers(), "OPENBLAS_NUM_THREADS": "1"},
                 )
             except OSError:
                 self._connection.close()

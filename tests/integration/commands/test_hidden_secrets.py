@@ -186,7 +186,16 @@ def test_secrets_from_files_are_shown_nowhere(nats: GivenNats, collector: Collec
             env=serving.clean_environment(tmp_path),
         )
         assert json.loads(status.stdout)["models"], status.stderr
+        doctor = subprocess.run(
+            [*COMMAND, "doctor", "--json"],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**serving.clean_environment(tmp_path), **variables},
+        )
+        assert json.loads(doctor.stdout)
         shown = {
+            "doctor": doctor.stdout + doctor.stderr,
             "/proc": shown_by_proc(server.process.pid),
             "a model": "\n".join(seen),
             "answers": "\n".join(answers),
@@ -213,7 +222,9 @@ def test_a_secret_on_the_command_line_works_is_hidden_and_warned_of(tmp_path: Pa
     write_python_model(tmp_path / "models", "prying", "prying", {"IN": ("INT32", [1])}, {"OUT": ("STRING", [1])}, 1)
     key = hidden.make("http")
     given = (f"--http-restricted-api=logging:admin-key={key}", "--http-restricted-api", "statistics:admin-key=@of-two")
-    with Server(tmp_path, tmp_path / "models", *given, before=("env",)) as server:
+    # nats-server must not inherit it.
+    variables = {"WEIR_API_KEY": hidden.make("API key"), "OTEL_EXPORTER_OTLP_HEADERS": hidden.make("headers of traces")}
+    with Server(tmp_path, tmp_path / "models", *given, before=("env",), environment=variables) as server:
         base = f"http://127.0.0.1:{server.port}"
         for path, headers, status in (
             ("/v2/logging", {}, "403"),

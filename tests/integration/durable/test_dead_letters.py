@@ -166,8 +166,10 @@ def test_list_tells_the_newest_first(broker: Broker) -> None:
 
 
 def test_show_prints_json_text_and_bytes(broker: Broker) -> None:
-    broker.die("m", "json", b'{"inputs":[]}', X_Mine="yes")
+    broker.die("m", "json", b'{"inputs":[]}', X_Mine="yes", Authorization="Bearer hush")
     shown = broker.output("show", "json")
+    assert "  Authorization: ***" in shown
+    assert "hush" not in shown
     assert '{\n  "inputs": []\n}' in shown
     assert "  X-Mine: yes" in shown
     assert "its process died" in shown

@@ -123,6 +123,18 @@ def test_what_the_parent_holds_does_not_count_as_the_helpers() -> None:
     run_in_own_process(keep_a_helper_of_a_large_process, str(Path(__file__).parent))
 
 
+async def test_a_helper_does_not_inherit_the_headers_of_traces(
+    offload: Offload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=hush")
+    monkeypatch.setenv("OTHER", "is inherited")
+    await offload.run(f"{HERE}:joined", [b"a"])
+    (pid,) = offload.pids
+    environment = await asyncio.to_thread(Path(f"/proc/{pid}/environ").read_bytes)
+    assert b"is inherited" in environment
+    assert b"hush" not in environment
+
+
 async def test_a_process_that_dies_fails_its_job_alone(offload: Offload) -> None:
     assert await code_of(offload, "dying") == (ErrorCode.INTERNAL, "the process that read the request has died")
     assert bytes((await offload.run(f"{HERE}:joined", [b"on"]))[0]) == b"on"

@@ -100,6 +100,19 @@ def test_details_are_logged_at_verbose_level_1(verbose: int, shown: list[str]) -
     assert ran.stdout == ""
 
 
+def test_headers_of_clients_are_not_logged_at_any_level() -> None:
+    code = (
+        "import logging; from weir.telemetry.log_settings import LogSettings\n"
+        "from weir.telemetry.logs import configure_logging\n"
+        "configure_logging('gateway', LogSettings(log_verbose_level=9))\n"
+        "import hpack; logging.getLogger('other').debug('details of a library')\n"
+        "hpack.Decoder().decode(hpack.Encoder().encode([('authorization', 'hush')]))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "details of a library" in ran.stderr
+    assert "hush" not in ran.stderr
+
+
 def test_iso8601_has_triton_s_layout() -> None:
     line = TextFormatter("worker", is_iso8601=True).format(record("news", logging.WARNING))
     assert re.fullmatch(rf'\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\dZ W {os.getpid()} worker here.py:7\] "news"', line)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from weir.bus.nats.access import BrokerServer
-from weir.runtime.child_processes import dies_with_parent
+from weir.runtime.child_processes import dies_with_parent, environment_of_helpers
 from weir.runtime.folders.private import write_private
 from weir.runtime.process_memory import available_memory_bytes, machine_memory_bytes
 from weir.runtime.processors import finish_before_woken, processor_count
@@ -72,10 +72,6 @@ MEMORY_SHARE = 2
 _HOST = "127.0.0.1"
 _USER = "weir"
 _PASSWORD_BYTES = 24
-_OF_ROLES = ("WEIR_", "OTEL_")
-"""How the names of variables begin that roles read and nats-server does not. They may hold secrets, and the environment of
-nats-server can be read as long as it runs."""
-
 _CONFIG_FILE = "nats-server.conf"
 _MAX_URL_BYTES = 1024
 _AUTHENTICATION_S = 10  # a client that is short of processor time may need longer than nats-server's 2 s
@@ -332,7 +328,7 @@ class EmbeddedNats:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=limits | {name: value for name, value in os.environ.items() if not name.startswith(_OF_ROLES)},
+                env=limits | environment_of_helpers("WEIR_"),
                 pass_fds=(self._lock_fd,),
                 start_new_session=True,
                 preexec_fn=prepare,

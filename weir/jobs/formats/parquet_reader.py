@@ -34,6 +34,7 @@ from weir.jobs.formats.parquet_process import (
     Rows,
 )
 from weir.jobs.formats.parquet_rows import READ_MEMORY_BYTES, FailedRows, RowEvent
+from weir.runtime.child_processes import environment_of_helpers
 from weir.runtime.offload_process import write_parts
 from weir.schemas.core.errors import WeirError, invalid, unavailable
 from weir.schemas.core.tensors import Tensor
@@ -224,7 +225,7 @@ class ParquetReader:
                     ],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, **_ENVIRONMENT},
+                    env={**environment_of_helpers(), **_ENVIRONMENT},
                 )
             except OSError:
                 connection.close()

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from weir.runtime.extras import is_installed, missing_extra
 from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
@@ -22,6 +21,8 @@ from weir.schemas.core.errors import ErrorCode, WeirError, internal, invalid
 TIMESTAMPS, TENSORS = "TIMESTAMPS", "TENSORS"
 LEVELS = (TIMESTAMPS, TENSORS)
 """The trace levels, in the order in which they are reported; none of them is reported as "OFF"."""
+
+_USER = re.compile(r"(?<=://)[^\s/]*@")
 
 TRITON, OPENTELEMETRY = "triton", "opentelemetry"
 MODES = (TRITON, OPENTELEMETRY)
@@ -84,7 +85,7 @@ class TraceConfig:
             except WeirError as error:
                 raise ValueError(f"--trace-config {value}: {error.message}") from error
             if not is_known:
-                raise ValueError(f"--trace-config: unknown setting or value '{value}'")
+                raise ValueError(f"--trace-config: unknown setting or value '{_without_user(value)}'")
         return options.config()
 
 
@@ -316,15 +317,14 @@ def _split_option(value: str) -> tuple[str, str, str]:
     mode, comma, name = head.rpartition(",")
     if not equals or not name or (comma and mode not in MODES):
         raise ValueError(
-            f"--trace-config option format is '<mode>,<setting>=<value>' or '<setting>=<value>'. Got {value}"
+            f"--trace-config option format is '<mode>,<setting>=<value>' or '<setting>=<value>'. Got {_without_user(value)}"
         )
     return mode, name, text
 
 
-def _without_user(url: str) -> str:
-    """The URL without a user and a password, for those who may read the settings."""
-    user, at, _ = urlsplit(url).netloc.rpartition("@")
-    return url.replace(f"{user}{at}", "", 1)
+def _without_user(text: str) -> str:
+    """A text without the user and the password of a URL in it, for errors and for those who may read the settings."""
+    return _USER.sub("", text)
 
 
 def _batch_size(name: str, text: str) -> int:

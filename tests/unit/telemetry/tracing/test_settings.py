@@ -177,6 +177,16 @@ def test_a_setting_is_reported_in_tritons_form_and_order() -> None:
     }
 
 
+def test_a_password_in_the_url_of_the_collector_is_not_reported() -> None:
+    url = "http://u:hu,sh@x/v1/traces"
+    settings = make("mode=opentelemetry", f"opentelemetry,url={url}")
+    assert settings.config.url == url
+    assert settings.to_dict("", -1)["url"] == "http://x/v1/traces"
+    for wrong in (f"triton,url={url}", f"jaeger,url={url}"):
+        with pytest.raises(ValueError, match="url=http://x/v1/traces"):
+            TraceConfig.parse([wrong])
+
+
 def test_the_command_line_gives_levels_resources_and_batches() -> None:
     config = TraceConfig.parse(
         [

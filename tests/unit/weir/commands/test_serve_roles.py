@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from weir.commands import serve_roles
 from weir.commands.serve_roles import gateway_roles, role_names, share_memory, sizes_of_streams, worker_roles
 from weir.gateway.parsed_settings import default_ledger_bytes
 from weir.options import SERVE, options_of
+from weir.options.secret import taken_from
 from weir.runtime.limits import budgets
 from weir.runtime.limits.budgets import PROCESS_BYTES
 from weir.supervisor.processes import ProcessCounts, ProcessorShares
@@ -27,6 +29,27 @@ def option(role: RoleSpec, name: str) -> str | None:
 def test_roles_are_numbered_where_there_are_several() -> None:
     assert role_names("gateway", 1) == ["gateway"]
     assert role_names("gateway", 2) == ["gateway-0", "gateway-1"]
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_secrets_are_in_the_environment_of_a_role_and_not_in_its_arguments(gpus: int, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("@some,key=hush\n")
+    options = options_of(SERVE)
+    from_file, plain = options["backend_config"].read_all([f"@{tmp_path}/file", "other,a=b"])
+    values = {
+        **VALUES,
+        "backend_config": (plain, from_file),
+        "http_restricted_api": options["http_restricted_api"].read_all(["health:a=hush"]),
+        "nats": options["nats"].read("nats://u:hush@host"),
+    }
+    workers, (gateway,) = worker_roles(values, gpus, 3), gateway_roles(values, 1, "d")
+    assert not any("hush" in word for role in (*workers, gateway) for word in role.argv)
+    for worker in workers:  # all values of the option, in their order, to be read as on the command line
+        passed = taken_from(dict(worker.environment))
+        assert passed == {"backend_config": ["other,a=b", "@@some,key=hush"]}
+        assert options["backend_config"].read_all(passed["backend_config"]) == values["backend_config"]
+    assert taken_from(dict(gateway.environment)) == {"http_restricted_api": ["health:a=hush"]}
+    assert [role.environment for role in worker_roles({**values, "backend_config": (plain,)}, 0, 1)] == [{}]
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 4])
