@@ -90,6 +90,7 @@ def test_every_value_has_its_place() -> None:
         "console.extraArgs[0]": "--console-allow-changes=true",
         "console.resources.limits.memory": "1Gi",
         "networkPolicies.enabled": "false",
+        "tls.secret": "weir-tls",
         "users.passwords.admin": "a-long-password",
     }
     plain = template("--set=console.enabled=true")
@@ -137,6 +138,25 @@ def test_a_wrong_value_is_rejected(wrong: str) -> None:
     done = helm("template", "weir", str(CHART), f"--set={wrong}")
     assert done.returncode != 0
     assert "don't meet the specifications of the schema" in done.stderr
+
+
+@needs_helm
+def test_a_secret_encrypts_all_ports() -> None:
+    options = (
+        "--set=console.enabled=true,monitoring.enabled=true,tls.secret=mine",
+        "--set=monitoring.tlsConfig.serverName=weir",
+    )
+    found = by_name(template(*options))
+    for name in ("gateway", "weir-console"):
+        pod = found["Deployment", name]["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        assert container["args"][-2:] == ["--tls-cert=/tls/tls.crt", "--tls-key=/tls/tls.key"]
+        assert {"name": "tls", "mountPath": "/tls", "readOnly": True} in container["volumeMounts"]
+        assert {"name": "tls", "secret": {"secretName": "mine"}} in pod["volumes"]
+        probes = [container[f"{name}Probe"].get("httpGet") for name in ("startup", "readiness", "liveness")]
+        assert all(probe["scheme"] == "HTTPS" for probe in probes if probe)
+    (endpoint,) = found["ServiceMonitor", "weir"]["spec"]["endpoints"]
+    assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "weir"})
 
 
 @needs_helm

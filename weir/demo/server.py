@@ -71,6 +71,8 @@ def _when_ready(process: subprocess.Popen[str], log: Path | None) -> DemoServer:
             case [("HTTP" | "gRPC" | "metrics") as name, place]:
                 places[name] = place
             case [] if len(places) == 3:  # the models follow; where the server listens is known
+                if places["HTTP"].startswith("https://"):
+                    raise StartError("weir demo sends its requests without TLS: leave out the options --tls-...")
                 http = places["HTTP"].removeprefix("http://")
                 return DemoServer(process, http, places["gRPC"], places["metrics"], "".join(lines))
     process.wait()

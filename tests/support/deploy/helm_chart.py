@@ -109,6 +109,20 @@ def _placement(item: Object, values: str, places: _Places) -> None:
         pod[places.text(_with(f"{values}.{key}", key))] = None
 
 
+def _encrypted(item: Object, places: _Places) -> None:
+    """Has the container use the certificate of a Secret, and its probes ask over TLS."""
+    pod, container, condition = item["spec"]["template"]["spec"], _container(item), ".Values.tls.secret"
+    options = "- --tls-cert=/tls/tls.crt\n- --tls-key=/tls/tls.key"
+    container["args"].append(places.text(f"{{{{- if {condition} }}}}\n{options}\n{{{{- end }}}}"))
+    mount = {"name": "tls", "mountPath": "/tls", "readOnly": True}
+    container["volumeMounts"].append(places.text(_only_if(condition, mount)))
+    volume = "- name: tls\n  secret:\n    secretName: {{ toJson .Values.tls.secret }}"
+    pod["volumes"].append(places.text(f"{{{{- if {condition} }}}}\n{volume}\n{{{{- end }}}}"))
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if "httpGet" in container[probe]:
+            container[probe]["httpGet"][places.text(_only_if(condition, {"scheme": "HTTPS"}, "entry"))] = None
+
+
 def _replicas(item: Object, expression: str, condition: str, places: _Places) -> None:
     spec = item["spec"]
     del spec["replicas"]
@@ -121,6 +135,7 @@ def _gateway(item: Object, places: _Places) -> None:
     match item["kind"]:
         case "Deployment":
             _workload(item, values, places)
+            _encrypted(item, places)
         case "HorizontalPodAutoscaler":
             item["spec"]["minReplicas"] = places.value(f"{values}.minReplicas")
             item["spec"]["maxReplicas"] = places.value(f"{values}.maxReplicas")
@@ -217,6 +232,10 @@ def _scaled(item: Object, places: _Places) -> None:
 def _dashboard(item: Object, places: _Places) -> None:
     if "release" in item["metadata"]["labels"]:
         item["metadata"]["labels"]["release"] = places.value(".Values.monitoring.release")
+    if item["kind"] == "ServiceMonitor":
+        (endpoint,) = item["spec"]["endpoints"]
+        lines = "scheme: https\ntlsConfig: {{ toJson .Values.monitoring.tlsConfig }}"
+        endpoint[places.text(f"{{{{- if .Values.tls.secret }}}}\n{lines}\n{{{{- end }}}}")] = None
     if item["kind"] == "ConfigMap":
         (file,) = item["data"]
         item["data"][file] = f'{{{{ .Files.Get "files/{file}" | toJson }}}}'
@@ -225,6 +244,7 @@ def _dashboard(item: Object, places: _Places) -> None:
 def _console(item: Object, places: _Places) -> None:
     if item["kind"] == "Deployment":
         _workload(item, ".Values.console", places)
+        _encrypted(item, places)
 
 
 def _claim(item: Object, places: _Places) -> None:

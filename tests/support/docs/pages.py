@@ -22,6 +22,9 @@ MANAGED_SERVICES = ("docs/sagemaker.md", "docs/vertex-ai.md")
 REPOSITORIES = "docs/repositories.md"
 """Its commands need object stores: test_repositories.py runs them."""
 
+SECURITY = "docs/security.md"
+"""Its commands build on each other, on a server with TLS: test_security.py runs them."""
+
 INIT = "docs/init.md"
 """Its commands need files of models: test_init.py runs them."""
 
