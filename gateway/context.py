@@ -27,6 +27,7 @@ from weir.runtime.memory_ledger import MemoryLedger
 from weir.runtime.offload import Offload
 from weir.schemas.core.request_limits import RequestLimits
 from weir.schemas.kserve.regions import FindRegion
+from weir.telemetry.access_log import AccessLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class GatewayContext:
     durable: DurableStore
     load_reports: LoadReports | None = None
     access: Access = OPEN
+    access_log: AccessLog | None = None
     gate: Gate = field(default_factory=partial(Gate, time.time))
     cross_site: CrossSiteCheck = LOCAL
     async_requests: AsyncRequests | None = None

@@ -50,6 +50,7 @@ from weir.gateway.admin.peers import GatewayPeers
 from weir.gateway.admin.repository import RepositoryControl, RepositoryIndex
 from weir.gateway.admin.shared_memory import RegionPermission, SharedMemoryRegions
 from weir.gateway.context import GatewayContext
+from weir.gateway.features.access_log import RequestLog
 from weir.gateway.features.observation import Observation
 from weir.gateway.features.platforms import PlatformPorts, Platforms
 from weir.gateway.features.response_cache import CachedResponses
@@ -251,12 +252,14 @@ class _Gateway:
         self._traffic: Traffic | None = None
         if "traffic" in features:
             self._traffic = Traffic(bus, id, self._catalog, self._inference, self._durable, history, self._peers)
-        rules = None if self._traffic is None else self._traffic.control
-        self._history = HistoryControl(history, control, rules, loads, synchronise)
+        self._history = HistoryControl(
+            history, control, None if self._traffic is None else self._traffic.control, loads, synchronise
+        )
         self._live_settings = LiveSettings(SharedSettings(bus), self._tracing, log, self._peers.synchronise)
         self._readiness = Readiness(bus, id, self._catalog)
+        requests = RequestLog(settings.access_log) if settings.access_log else None
         observation = Observation(bus, id, self._tracing) if "observation" in features else None
-        self._features = [feature for feature in (cached, self._traffic, observation) if feature is not None]
+        self._features = [feature for feature in (cached, self._traffic, observation, requests) if feature is not None]
         self._async_requests = AsyncRequests(self._durable, settings)
         self._job_store = JobStore(bus, self._durable.publisher)
         self._access = AccessService(bus, Gate(time.time, self._catalog.latest_version), settings)
@@ -278,6 +281,7 @@ class _Gateway:
             history=self._history,
             access=parsed.access,
             gate=self._access.gate,
+            access_log=None if requests is None else requests.log,
             cross_site=parsed.cross_site,
             describes_api=settings.allow_openapi,
             async_requests=self._async_requests,

@@ -100,5 +100,6 @@ class GatewaySettings(QueueSettings, TlsOptions, LogOptions):
 
     trace_config: tuple[str, ...] = ()
 
+    access_log: str = ""
     audit_log: str = ""
     audit_max_bytes: int = AUDIT_MAX_BYTES

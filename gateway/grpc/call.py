@@ -38,6 +38,7 @@ from weir.runtime.containment import report
 from weir.runtime.memory_ledger import Account
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import Parameters
+from weir.telemetry.access_log import CallLine
 
 _LEAST_BUFFER_BYTES = 64 * 1024 * 1024
 
@@ -70,6 +71,7 @@ class GrpcCall:
         "deadline_ms",
         "gate",
         "head",
+        "line",
         "on_cancel",
         "principal",
         "refusal",
@@ -89,7 +91,10 @@ class GrpcCall:
         self.deadline_ms = 0
         self.gate: Gate | None = None
         self.head = head
-        self.refusal = b""
+        self.line: CallLine | None = None
+        """The line of the call in the access log, if there is one."""
+        self.refusal: CallError | None = None
+        """Why the gate refuses the call."""
         self.on_cancel: Callable[[], None] | None = None
         self.principal = NOBODY
         """Who makes the call."""
@@ -116,7 +121,7 @@ class GrpcCall:
             # What is allowed here is asked about again with the model of each message, and recorded then.
             self.principal = gate.admit(self._shown(), self._asked()._replace(is_list=True, reads=True))
         except WeirError as error:
-            self.refusal = CallError.of(error).response()
+            self.refusal = CallError.of(error)
 
     def admit(self, model: str, version: str = "") -> None:
         """Asks the gate about the model of a message. Raises WeirError. What the head shows is checked each time."""
@@ -140,15 +145,19 @@ class GrpcCall:
     def begin(self) -> None:
         """Implements `Exchange.begin`."""
         head = self.head
-        rejection = head.rejection or self.refusal
-        if rejection:
-            self._stream.send(trailers=rejection)
+        refusal = self.refusal
+        if head.rejection or refusal is not None:
+            if self.line is not None:
+                self.line.status = head.rejection_status if refusal is None or head.rejection else refusal.status
+            self._stream.send(trailers=head.rejection or (b"" if refusal is None else refusal.response()))
         elif head.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(head.timeout_s, self._expire)
             self.deadline_ms = deadline_ms_in(head.timeout_s)
 
     def receive(self, data: bytes | memoryview) -> None:
         """Implements `Exchange.receive`."""
+        if self.line is not None:
+            self.line.bytes_in += len(data)
         try:
             if self._reader is None:
                 # Most often a frame holds exactly one message.
@@ -182,6 +191,8 @@ class GrpcCall:
 
     def closed(self) -> None:
         """Implements `Exchange.closed`."""
+        if self.line is not None:
+            self.line.write(self.principal)
         if self._deadline is not None:
             self._deadline.cancel()
         if self._deflater is not None:
@@ -214,6 +225,10 @@ class GrpcCall:
 
     def _send_message(self, flag: int, pieces: Sequence[bytes], is_last: bool) -> None:
         size = sum(map(len, pieces))
+        if self.line is not None:
+            self.line.bytes_out += size
+            if is_last:
+                self.line.status = Status.OK
         headers = b"" if self._has_begun else self._response_headers()
         message = (message_prefix(size, flag), *pieces)
         if self._stream.send(headers, message, OK_TRAILERS if is_last else b""):
@@ -226,6 +241,8 @@ class GrpcCall:
 
     def fail(self, error: CallError) -> None:
         """Ends the call with the status of `error`."""
+        if self.line is not None:
+            self.line.status = error.status
         self._stream.send(trailers=error.trailers() if self._has_begun else error.response())
 
     def release(self, size: int) -> None:
@@ -400,7 +417,7 @@ _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e
 
 
 class CallMetadata:
-    """The method and the options of a call.
+    """The method, at `path`, and the options of a call.
 
     `handler` is the handler of the method, None for an unknown method. `encoding` is the compression of request messages,
     `accepted_encoding` the preferred one for responses, "" for none. With `wants_grpc_errors` (`triton_grpc_error`) an
@@ -418,8 +435,10 @@ class CallMetadata:
         "forwarded",
         "handler",
         "method",
+        "path",
         "reads",
         "rejection",
+        "rejection_status",
         "timeout_s",
         "traceparent",
         "tracestate",
@@ -429,6 +448,7 @@ class CallMetadata:
     def __init__(self, head: RequestHead, handlers: Mapping[bytes, Any], access: Access = OPEN) -> None:
         self.fields = fields = dict(head.fields)
         self.handler: Any = handlers.get(head.path)
+        self.path = head.path
         self.method = head.path.decode("latin-1").rpartition("/")[2]
         self.reads = self.method.startswith("Get") or self.method.endswith("Status")
         self.encoding = fields.get(b"grpc-encoding", b"identity").decode("latin-1")
@@ -440,6 +460,7 @@ class CallMetadata:
         self.forwarded: Parameters = {}
         self.async_headers: Sequence[tuple[bytes, bytes]] | None = None
         self.rejection = b""
+        self.rejection_status: int = Status.UNKNOWN  # what clients make of a status of HTTP
         if head.method != b"POST":
             self.rejection = http_error(405)
         elif not _CONTENT_TYPE.fullmatch(fields.get(b"content-type", b"")):
@@ -449,7 +470,7 @@ class CallMetadata:
                 self._check(head, fields)
                 self._admit(head, access)
             except CallError as error:
-                self.rejection = error.response()
+                self.rejection, self.rejection_status = error.response(), error.status
 
     def _check(self, head: RequestHead, fields: dict[bytes, bytes]) -> None:
         if head.size_bytes > ADVERTISED_HEADER_LIST_BYTES:

@@ -30,12 +30,13 @@ from weir.schemas.kserve.offloaded import Job, output_job, written_outputs
 class RequestMessage:
     """A serialized ModelInferRequest; what is known of it once it has been parsed. Raises WeirError as `split_request`."""
 
-    __slots__ = ("id", "is_decoupled", "rpc", "split")
+    __slots__ = ("id", "is_decoupled", "model", "rpc", "split")
 
     def __init__(self, data: Message, rpc: GrpcCall) -> None:
         self.rpc = rpc
         self.split = split_request(data)
         self.id = ""
+        self.model = ""
         self.is_decoupled = False
 
 
@@ -65,7 +66,7 @@ class MessageCodec:
     ) -> tuple[ServedModel, InferRequest]:
         """Implements `Codec.read`."""
         message, raw_contents = offloaded_message(source.split, parts) if parts else decode_split(source.split)
-        source.id = message.id
+        source.id, source.model = message.id, message.model_name
         version = read_version(message.model_version)
         source.rpc.admit(message.model_name, version)
         served = context.catalog.resolve(message.model_name, version)
@@ -143,6 +144,8 @@ class MessageCall(Call):
         """Implements `Call.submit`."""
         inference, served, rpc = self.services.inference, self.served, self.rpc
         head, data, self._data = rpc.head, self._data, b""
+        if rpc.line is not None:
+            rpc.line.model, rpc.line.version = request.model_name, request.model_version
         key = ""
         if served.split is not None and served.split.rule.header:
             key = head.fields.get(served.split.rule.header.encode(), b"").decode("latin-1")
@@ -196,4 +199,6 @@ class _UnaryInfer(MessageCall):
 
     def fail(self, error: WeirError, is_final: bool = True) -> None:
         self.rpc.on_cancel = None
+        if self.rpc.line is not None and self.source is not None:
+            self.rpc.line.model = self.source.model
         self.rpc.fail(CallError.of(error))

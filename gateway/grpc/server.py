@@ -43,6 +43,7 @@ from weir.gateway.http2.stream import Stream
 from weir.http_server.connection_cap import CappedConnection
 from weir.http_server.tls import ServerTls
 from weir.http_server.tls_listener import TlsListener
+from weir.telemetry.access_log import CallLine
 
 logger = logging.getLogger("weir.gateway")
 
@@ -65,6 +66,7 @@ class GrpcServer:
     ) -> None:
         self._access = context.access
         self._gate = context.gate
+        self._access_log = context.access_log
         self._readiness = context.readiness
         self.ledger = context.ledger
         self._cap = context.connection_cap
@@ -172,6 +174,8 @@ class GrpcServer:
             call = StreamCall(stream, head, limit, partial(self._make_handler, handler), self._open_calls)
         else:
             call = UnaryCall(stream, head, limit, self._serve, self._open_calls)
+        if self._access_log is not None:
+            call.line = CallLine(self._access_log, head.path)
         if self._gate.is_on:
             call.enter(self._gate)
         return call

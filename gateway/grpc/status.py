@@ -28,8 +28,10 @@ OK_TRAILERS = encode_headers([(b"grpc-status", b"0")])
 
 
 class Status(IntEnum):
-    """The gRPC statuses of protocol errors; other errors are a `WeirError`."""
+    """The gRPC statuses of protocol errors, and of calls without an error; other errors are a `WeirError`."""
 
+    OK = 0
+    UNKNOWN = 2
     DEADLINE_EXCEEDED = 4
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12

@@ -88,6 +88,8 @@ class StreamCall(GrpcCall):
 
     def receive(self, data: bytes | memoryview) -> None:
         """Implements `Exchange.receive`."""
+        if self.line is not None:
+            self.line.bytes_in += len(data)
         if not self._is_over:
             self._guard(self._hold_back if self._is_waiting else self._read, data)
 
@@ -157,6 +159,8 @@ class StreamCall(GrpcCall):
 
     def exhaust(self) -> None:
         """Implements `GrpcCall.exhaust`. Drops what waits to be sent; clients report this reset as RESOURCE_EXHAUSTED."""
+        if self.line is not None:
+            self.line.status = Status.RESOURCE_EXHAUSTED
         self._stream.reset(Http2ErrorCode.ENHANCE_YOUR_CALM)
 
     def drain(self) -> None:
@@ -265,6 +269,8 @@ class StreamCall(GrpcCall):
             self._guard(self._handler.drained)
 
     def _send_trailers(self) -> None:
+        if self.line is not None:
+            self.line.status = Status.OK
         headers = b"" if self._has_begun else self._response_headers()
         self._stream.send(headers, trailers=OK_TRAILERS)
 

@@ -31,10 +31,13 @@ from weir.http_server.connection_memory import no_memory
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.request_limits import raw_too_large, too_large
 from weir.schemas.core.requests import InferRequest
+from weir.telemetry.access_log import CANCELLED
 
 _DOOR, _OPERATION = "http", "POST /v2/models/{model}/infer"
 _OK = b"HTTP/1.1 200 OK\r\n"
 _OK_JSON = _OK + b"Content-Type: application/json\r\n"
+_STATUS = slice(9, 12)  # in the first line of a response
+_ROUTE, _ROUTE_OF_VERSION = "/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JOIN_LIMIT_BYTES = 64 * 1024
 
@@ -50,6 +53,7 @@ class InferExchange(Call):
     __slots__ = (
         "_accept_encoding",
         "_announced",
+        "_began_ns",
         "_connection",
         "_encoding",
         "_expects_continue",
@@ -92,6 +96,7 @@ class InferExchange(Call):
         self._raw_headers = connection.raw_headers
         self._model = model
         self._version = version
+        self._began_ns = 0 if context.access_log is None else time.monotonic_ns()
         self._received_ns = time.time_ns() if context.inference.tracing.is_on else 0
         self._sampling: Sampling = NOT_TRACED
         self._is_active = False
@@ -235,6 +240,8 @@ class InferExchange(Call):
 
     def disconnect(self) -> None:
         """Cancels the request: the client has disconnected."""
+        if self._began_ns and not self.response_complete:
+            self._log(CANCELLED, 0)
         self.cancel()
 
     # Call
@@ -356,11 +363,23 @@ class InferExchange(Call):
         else:
             transport.writelines([head + length, *chunks])
         self.response_complete = True
+        if self._began_ns:
+            self._log(int(head[_STATUS]), size)
         if self.body is not None:
             self.body.release()
         if not self.keep_alive:
             transport.close()
         self._connection.on_response_complete()
+
+    def _log(self, status: int, sent_bytes: int) -> None:
+        """Writes the line of the request in the access log, once."""
+        log, began_ns, self._began_ns = self.services.access_log, self._began_ns, 0
+        if log is not None:
+            received = self.received_bytes if self.more_body else self._announced or self.received_bytes
+            route, door = _ROUTE_OF_VERSION if self._version else _ROUTE, self._connection.door
+            log.record(
+                door, "POST", route, self._model, self._version, status, received, sent_bytes, began_ns, self.principal
+            )
 
     def release(self) -> None:
         """Implements `Call.release`."""

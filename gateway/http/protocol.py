@@ -45,6 +45,7 @@ class HttpProtocol(HttpConnection):
         super().__init__(app, limits, connections)
         self._context = context
         self._routes = routes
+        self.access_log = context.access_log
         if context.access.forwards_http:
             self.raw_headers = []
 

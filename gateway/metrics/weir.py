@@ -294,6 +294,15 @@ def refusal_family(dispatched: DispatchCounters, ledger: LedgerCounters) -> Metr
     )
 
 
+def access_log_family(dropped: int) -> MetricFamily:
+    """The lines that the access log of this gateway lacks."""
+    return counter(
+        "weir_access_log_dropped_lines",
+        "Lines that the access log of this gateway lacks: too many waited, or its file could not be written",
+        [Sample(NO_LABELS, dropped)],
+    )
+
+
 def memory_families(ledger: LedgerCounters) -> Iterator[MetricFamily]:
     """The memory ledger of this gateway, together with that of `weir durable` in its place."""
     yield gauge(

@@ -36,6 +36,7 @@ from weir.gateway.context import GatewayContext
 from weir.http_server.connection_memory import no_memory
 from weir.schemas.core.errors import ErrorCode, WeirError, unavailable
 from weir.schemas.core.requests import InferRequest
+from weir.telemetry.access_log import CANCELLED, AccessLog
 
 ACKNOWLEDGEMENT_TIMEOUT_S = 300.0
 """How long responses wait for the next acknowledgement: a disconnected client is detected only by sending to it."""
@@ -49,6 +50,8 @@ STOP_ACKNOWLEDGEMENT_TIMEOUT_S = 5.0
 PRINCIPAL = "nats"
 """The name that all NATS clients share in the memory ledger: nothing in a message proves who sent it."""
 
+_OK = 200
+_SUBJECT, _SUBJECT_OF_VERSION = "infer.{model}", "infer.{model}.v{version}"  # in the access log
 _HEADERS_BYTES = 512  # an upper bound for the headers of a response
 _MAX_HEADER_LENGTH = 1024
 _FALLEN_BEHIND = "the client has fallen behind: too many responses wait for acknowledgements"
@@ -93,6 +96,7 @@ class NatsCall(Call):
         "format",
         "last_acknowledged_s",
         "principal",
+        "sent_bytes",
     )
 
     kind = "nats"
@@ -122,11 +126,29 @@ class NatsCall(Call):
         self.error = ""
         self.principal = NOBODY
         """Who sends the request."""
+        self.sent_bytes = 0
 
     @property
     def busy_ns(self) -> int:
         """The time since the call began."""
         return time.monotonic_ns() - self._started_ns
+
+    def log(self, log: AccessLog) -> None:
+        """Writes the line of the request, which has ended, in the access log."""
+        model, version, _, data = self._message
+        status = self.error.partition(":")[0]
+        log.record(
+            "nats",
+            "PUB",
+            _SUBJECT_OF_VERSION if version else _SUBJECT,
+            model,
+            version,
+            int(status) if status.isdecimal() else CANCELLED if status else _OK,
+            len(data),
+            self.sent_bytes,
+            self._started_ns,
+            self.principal,
+        )
 
     # From the client
 
@@ -216,6 +238,7 @@ class NatsCall(Call):
 
     def _publish(self, headers: Headers, body: bytes, is_final: bool) -> None:
         responses, acknowledgements = self._subjects
+        self.sent_bytes += len(body)
         self._bus.publish(responses, body, "" if is_final else acknowledgements, pack_headers(headers))
         if is_final:
             self._close()

@@ -116,3 +116,5 @@ class NatsFrontend:
     def _on_end(self, number: int, endpoint: Endpoint, call: NatsCall) -> None:
         if self._calls.pop(number, None) is not None:
             endpoint.count(call.busy_ns, call.error)
+            if self._context.access_log is not None:
+                call.log(self._context.access_log)

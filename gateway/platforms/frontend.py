@@ -18,7 +18,7 @@ from weir.calls.catalog import Catalog
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.exchange import InferExchange
 from weir.gateway.http.protocol import HttpProtocol, infer_route
-from weir.http_server.asgi import HttpExchange
+from weir.http_server.asgi import EXCHANGE_KEY, HttpExchange
 from weir.http_server.connection import HttpConnection
 from weir.http_server.responses import error_response, weir_error_response
 from weir.schemas.core.errors import WeirError, invalid
@@ -49,6 +49,9 @@ class Platform(Protocol):
     service: str
     """Its name in the log and in errors."""
 
+    door: str
+    """Its name in the access log."""
+
     media_type: str
     """The content type, up to the number, of a body that begins with a JSON header of that number of bytes."""
 
@@ -70,6 +73,7 @@ class PlatformProtocol(HttpProtocol):
     ) -> None:
         super().__init__(context, {}, app, connections)
         self._platform = platform
+        self.door = platform.door
 
     def make_exchange(self, keep_alive: bool) -> HttpExchange:
         """An `InferExchange` for inference; requests for anything else, and rejected ones, go to the application."""
@@ -138,6 +142,8 @@ class PlatformApp:
             else:
                 path = routed_path(target.path)
                 scope = {**scope, "method": target.method, "path": path, "raw_path": quote(path, "/%").encode()}
+                if EXCHANGE_KEY in scope:
+                    scope[EXCHANGE_KEY].scope = scope
                 answer = self._metrics if target.path == METRICS_PATH else self._app
         await answer(scope, receive, send)
 

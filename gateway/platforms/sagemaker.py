@@ -57,6 +57,7 @@ class SageMaker:
     """`GET /ping`, `POST /invocations`, and `/models` for models that SageMaker loads."""
 
     service = "SageMaker"
+    door = "sagemaker"
     media_type = "application/vnd.sagemaker-triton.binary+json;json-header-size="
     answers_with_media_type = True
 

@@ -38,6 +38,7 @@ class VertexAi:
     """The routes of one deployed container. `model` is the default model, "" the only one that is served."""
 
     service = "Vertex AI"
+    door = "vertex"
     media_type = "application/vnd.vertex-ai-triton.binary+json;json-header-size="
     answers_with_media_type = False
 

@@ -153,7 +153,7 @@ ROOMS = {
     ),
     "telemetry": (
         "instruments line_writer log_settings metrics_config tracing",
-        "logs",
+        "access_log logs",
     ),
     "runtime": (
         "certificates child_processes control_groups extras folders log_limiter offload_process processes readiness ticks",

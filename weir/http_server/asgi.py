@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from weir.access.principal import NOBODY
+from weir.access.principal import NOBODY, Principal
 from weir.http_server.connection_memory import MEMORY_KEY, ConnectionMemory, RequestMemory, no_memory
 from weir.runtime.containment import report
 from weir.schemas.core.errors import ErrorCode, WeirError, internal
@@ -37,6 +38,7 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CONTROL_CHARACTERS = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _BODILESS = (204, 304)
+_CANCELLED = 499  # in the access log: the client has disconnected before the response was complete
 
 _tasks: set[asyncio.Task[None]] = set()
 """The tasks in which the application runs: an event loop itself keeps no strong references."""
@@ -77,10 +79,31 @@ class HttpExchange(Protocol):
         """The client has disconnected."""
 
 
+class RecordsRequests(Protocol):
+    """The access log (`weir.telemetry.access_log.AccessLog`)."""
+
+    def record(  # noqa: PLR0913 - the fields of a line
+        self,
+        door: str,
+        method: str,
+        route: str,
+        model: str,
+        version: str,
+        status: int,
+        bytes_in: int,
+        bytes_out: int,
+        began_ns: int,
+        principal: Principal,
+    ) -> None:
+        """Has a line written soon."""
+
+
 class AsgiConnection(Protocol):
     """What an `AsgiExchange` needs of its connection: `HttpConnection`."""
 
+    access_log: RecordsRequests | None
     app: Any
+    door: str
     is_write_paused: bool
     loop: asyncio.AbstractEventLoop
     max_body_bytes: int
@@ -117,6 +140,7 @@ class AsgiExchange:
     """
 
     __slots__ = (
+        "_began_ns",
         "_body",
         "_connection",
         "_expects_continue",
@@ -128,17 +152,22 @@ class AsgiExchange:
         "_received",
         "_rejection",
         "_response_started",
-        "_scope",
+        "_sent_bytes",
+        "_status",
         "_wakeup",
         "keep_alive",
         "more_body",
         "principal",
         "response_complete",
+        "scope",
     )
 
     def __init__(self, connection: AsgiConnection, scope: dict[str, Any], keep_alive: bool) -> None:
         self._connection = connection
-        self._scope = scope
+        self._began_ns = 0 if connection.access_log is None else time.monotonic_ns()
+        self._sent_bytes = self._status = 0
+        self.scope = scope
+        """The ASGI scope of what answers, from which the access log has the route."""
         self._memory = RequestMemory(connection.memory.account)
         scope[MEMORY_KEY] = self._memory
         scope[CONNECTION_KEY] = connection
@@ -169,6 +198,7 @@ class AsgiExchange:
     def start(self) -> None:
         """Runs the application, unless the request was rejected while it waited for its turn."""
         if self._rejection is not None:
+            self._log(self._rejection.http_status)
             self._connection.write_and_close(self._rejection)
         if self._is_disconnected:
             return
@@ -207,10 +237,11 @@ class AsgiExchange:
 
         To the application it looks as if the client had disconnected.
         """
-        self.disconnect()
+        self._end_application()
         if not self._connection.is_next(self):
             self._rejection = error
             return
+        self._log(self._status or error.http_status)
         if not self._response_started:
             self._connection.write_error(error)
         if lingers:
@@ -220,13 +251,17 @@ class AsgiExchange:
 
     def disconnect(self) -> None:
         """Tells the application that the client has disconnected. What it still sends is dropped."""
+        self._log(_CANCELLED)
+        self._end_application()
+
+    def _end_application(self) -> None:
         self._is_disconnected = True
         self._wakeup.set()
 
     async def _run(self) -> None:
         connection = self._connection
         try:
-            await connection.app(self._scope, self._receive, self._send)
+            await connection.app(self.scope, self._receive, self._send)
         except asyncio.CancelledError:
             connection.transport.close()
             raise
@@ -234,9 +269,30 @@ class AsgiExchange:
             report("weir.http_server.asgi: serving a request", error)
         if self._is_disconnected or self.response_complete:
             return
+        self._log(500)
         if not self._response_started:
             connection.write_error(internal("internal server error"))
         connection.transport.close()
+
+    def _log(self, status: int) -> None:
+        """Writes the line of the request in the access log, once."""
+        log, began_ns, self._began_ns = self._connection.access_log, self._began_ns, 0
+        if log is None or not began_ns:
+            return
+        scope = self.scope
+        route, values = scope.get("route"), scope.get("path_params", {})
+        log.record(
+            self._connection.door,
+            scope["method"],
+            "" if route is None else route.path_format,
+            str(values.get("model", "")),
+            str(values.get("version", "")),
+            status,
+            self._received,
+            self._sent_bytes,
+            began_ns,
+            self.principal,
+        )
 
     # The interface of ASGI
 
@@ -269,6 +325,7 @@ class AsgiExchange:
 
     def _start_response(self, status: int, headers: Any) -> None:
         self._response_started = True
+        self._status = status
         self._expects_continue = False
         lines = [_STATUS_LINES[status]]
         has_length = False
@@ -291,6 +348,7 @@ class AsgiExchange:
 
     def _send_body(self, body: bytes, is_last: bool) -> None:
         transport = self._connection.transport
+        self._sent_bytes += len(body)
         if self._is_chunked:
             end = b"0\r\n\r\n" if is_last else b""
             transport.write((b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + end)
@@ -301,6 +359,7 @@ class AsgiExchange:
             transport.write(body)
         if is_last:
             self.response_complete = True
+            self._log(self._status)
             self._wakeup.set()
             self._memory.release()
             if not self.keep_alive:

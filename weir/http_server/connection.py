@@ -12,7 +12,7 @@ from typing import Any
 
 import httptools
 
-from weir.http_server.asgi import CERTIFICATE_KEY, AsgiExchange, HttpExchange
+from weir.http_server.asgi import CERTIFICATE_KEY, AsgiExchange, HttpExchange, RecordsRequests
 from weir.http_server.body_reader import DIRECT_FROM_BYTES, BodyReader, exchange_protocol
 from weir.http_server.client_connection import ClientConnection, ConnectionLimits
 from weir.http_server.connection_cap import IDLE_S
@@ -59,6 +59,11 @@ class _RejectedRequest:
 
 class HttpConnection(ClientConnection):
     """One connection, in `connections` while it is open. `app` is the ASGI application."""
+
+    access_log: RecordsRequests | None = None
+    """Gets a line for each request."""
+    door = "http"
+    """The name of the port in those lines."""
 
     def __init__(self, app: Any, limits: ConnectionLimits, connections: set[HttpConnection]) -> None:
         super().__init__(limits, connections)

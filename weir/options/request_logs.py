@@ -14,6 +14,14 @@ _LEAST_AUDIT_BYTES = 1 << 20
 
 REQUEST_LOG_OPTIONS: tuple[Option, ...] = (
     Option(
+        names=("--access-log",),
+        value=Text("FILE"),
+        default="",
+        shown_default="none",
+        help="File for a line of JSON for each request over HTTP, gRPC and NATS, - for standard output.",
+        **_OURS,
+    ),
+    Option(
         names=("--audit-log",),
         value=Text("FILE"),
         default="",

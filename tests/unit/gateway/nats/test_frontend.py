@@ -85,6 +85,7 @@ class World:
         self.ledger = MemoryLedger()
         context = SimpleNamespace(
             gate=open_gate(),
+            access_log=None,
             catalog=Catalog(),
             inference=self.inference,
             ledger=self.ledger,
