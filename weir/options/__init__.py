@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weir.options.access import ACCESS_POLICY_OPTIONS
+from weir.options.access import ACCESS_POLICY_OPTIONS, REQUEST_LOG_OPTIONS
 from weir.options.console import CONSOLE_OPTIONS
 from weir.options.deprecated import DEPRECATED
 from weir.options.durable import DURABLE_OPTIONS
@@ -10,7 +10,6 @@ from weir.options.frontends import FRONTEND_OPTIONS
 from weir.options.models import MODEL_OPTIONS
 from weir.options.option import BACKENDS, ROLES, SERVE, Option, UsageError
 from weir.options.processes import PROCESS_OPTIONS
-from weir.options.request_logs import REQUEST_LOG_OPTIONS
 from weir.options.server import SCALING_OPTIONS, SERVER_OPTIONS
 from weir.options.tls import TLS_OPTIONS
 from weir.options.unsupported import INEFFECTIVE, REFUSED, REMOVED

@@ -288,6 +288,7 @@ def test_status_prints_no_url_without_a_server(capsys: pytest.CaptureFixture[str
 
 # What a command of each name needs, apart from the server: `MODEL` and so on.
 OF_A_SERVER = {
+    "audit": [],
     "access check": ["a", "infer"],
     "batch cancel": ["1"],
     "batch list": [],
