@@ -17,7 +17,7 @@ from weir.access.audit import NO_AUDIT, Audits, event_of, is_audited
 from weir.access.keys.ring import PREFIX, KeyRing
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decision, Decisions
-from weir.access.policy.rules import AccessPolicy
+from weir.access.policy.rules import NO_LIMITS, AccessPolicy, Limits
 from weir.access.principal import NOBODY, Principal, Proof
 from weir.schemas.core.errors import ErrorCode, WeirError, unknown_model
 from weir.schemas.core.names import plain_name
@@ -255,6 +255,10 @@ class Gate:
         if self._decisions is None or self._decisions.is_any_allowed(principal, action):
             return
         self.check(principal, action)
+
+    def limits_of(self, principal: Principal) -> Limits:
+        """What the owner of the principal's requests may take; without limits where there is no policy."""
+        return NO_LIMITS if self._decisions is None else self._decisions.limits_of(principal)
 
     def may_act_for_tenants(self, principal: Principal) -> bool:
         """Whether the principal's requests may name a tenant. True without a policy: the header is all that there is."""

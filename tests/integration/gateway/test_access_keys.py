@@ -17,7 +17,7 @@ from tests.support.models.zoo import write_identity
 from tests.support.servers.several_gateways import processes_of
 from tests.support.servers.weir_server import Server, clean_environment
 from tests.support.waiting import eventually, wait_until
-from weir.access.gate import Gate
+from weir.access.gate import Gate, Shown
 from weir.bus.nats.connection import Bus
 from weir.cluster.access.service import AccessService
 from weir.gateway.settings import GatewaySettings
@@ -68,7 +68,7 @@ async def test_a_key_reaches_every_process_and_is_revoked_in_each(served: Server
 
     def lets_in(gate: Gate) -> bool:
         try:
-            return gate.principal_of(f"Bearer {key}".encode()).name == "camera"
+            return gate.principal_of(Shown(f"Bearer {key}".encode())).name == "camera"
         except WeirError:
             return False
 

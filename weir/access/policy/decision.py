@@ -7,7 +7,7 @@ from fnmatch import translate
 from typing import NamedTuple
 
 from weir.access.policy.actions import Action
-from weir.access.policy.rules import ANONYMOUS, ANY, AccessPolicy, Rule
+from weir.access.policy.rules import ANONYMOUS, ANY, NO_LIMITS, AccessPolicy, Limits, Rule
 from weir.access.principal import Principal
 
 MAX_REMEMBERED = 10_000
@@ -44,6 +44,8 @@ class Decisions:
         self.has_versions = any(rule.versions is not None for rule in rules)
         """Whether any rule is for some versions only."""
         self._acting = frozenset(name for name, role in policy.roles.items() if role.acts_for_tenants)
+        self._limits_by_role = {name: role.limits for name, role in policy.roles.items()}
+        self._limits: dict[frozenset[str], Limits] = {}
         self._remembered: dict[tuple[frozenset[str], Action, str, int], Decision] = {}
 
     def decide(self, principal: Principal, action: Action, model: str = "", version: int = 0) -> Decision:
@@ -73,6 +75,17 @@ class Decisions:
         """Whether `principal` may do this to some model or version of it."""
         return any(self._granted.get(role, {}).get(action) for role in (*principal.roles, ANONYMOUS))
 
+    def limits_of(self, principal: Principal) -> Limits:
+        """The limits of whom the principal acts for: of several roles with limits the most generous, one by one."""
+        limits = self._limits.get(principal.roles)
+        if limits is None:
+            if len(self._limits) >= MAX_REMEMBERED:
+                self._limits.clear()
+            roles = principal.roles or {ANONYMOUS}
+            found = [each for role in roles if (each := self._limits_by_role.get(role)) is not None]
+            limits = self._limits[principal.roles] = _most_generous(found)
+        return limits
+
     def may_act_for_tenants(self, principal: Principal) -> bool:
         """Whether a role of `principal` lets its requests name a tenant."""
         return not self._acting.isdisjoint(principal.roles)
@@ -84,6 +97,17 @@ class Decisions:
                 if _covers(granted, action, model, version):
                     return Decision(True, granted.why)
         return Decision(False, _refusal(roles, action, model, version))
+
+
+def _most_generous(found: list[Limits]) -> Limits:
+    """Each limit as in the row where it is largest; none where a row has none."""
+    if not found:
+        return NO_LIMITS
+    values: dict[str, float | None] = {}
+    for name in Limits.model_fields:
+        rows = [getattr(limits, name) for limits in found]
+        values[name] = None if None in rows else max(rows)
+    return Limits.model_validate(values)
 
 
 def _granted(role: str, number: int, rule: Rule) -> _Granted:

@@ -50,11 +50,32 @@ class Rule(_Strict):
         return frozenset(known[word] for word in value)
 
 
+class Limits(_Strict):
+    """What one owner (`Principal.owner`) may take. None is without a limit.
+
+    `requests_per_s` and `bytes_per_s` (of bodies) are over all gateways, with a burst of one second. `in_flight` are the
+    requests that wait or run at one model. `weight` is its part of each batch while others wait too. `body_bytes` is the
+    largest body. `stored_results` are the requests and results, and `shared_memory_bytes` the regions, that it keeps.
+    """
+
+    requests_per_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    bytes_per_s: Annotated[float, Field(gt=0, le=1e15)] | None = None
+    in_flight: Annotated[int, Field(ge=1, le=1 << 31)] | None = None
+    weight: Annotated[int, Field(ge=1, le=1000)] = 1
+    body_bytes: Annotated[int, Field(ge=1)] | None = None
+    stored_results: Annotated[int, Field(ge=0)] | None = None
+    shared_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+
+
+NO_LIMITS = Limits()
+
+
 class Role(_Strict):
     """What principals of this role may do. With `acts_for_tenants` they may name the tenant of a request in its header."""
 
     rules: Annotated[tuple[Rule, ...], Field(max_length=MAX_RULES)] = ()
     acts_for_tenants: bool = False
+    limits: Limits | None = None
 
 
 class Claims(_Strict):

@@ -12,7 +12,7 @@ from weir.access.policy import decision as module
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decisions
 from weir.access.policy.document import parse_policy
-from weir.access.policy.rules import AccessPolicy, Role, Rule
+from weir.access.policy.rules import AccessPolicy, Limits, Role, Rule
 from weir.access.principal import NOBODY, Principal, Proof
 
 POLICY = parse_policy("""
@@ -115,3 +115,19 @@ def test_a_model_of_which_nothing_is_allowed_is_not_known() -> None:
     assert decisions.knows(principal("operator"), "vgg")
     assert not decisions.knows(principal("caller"), "vgg")
     assert not decisions.knows(NOBODY, "resnet50")  # health alone tells nothing
+
+
+def test_the_limits_of_several_roles_are_the_most_generous() -> None:
+    policy = parse_policy("""
+roles:
+  small: {limits: {requests_per_s: 10, in_flight: 4, weight: 1}}
+  large: {limits: {requests_per_s: 100, weight: 3}}
+  free: {}
+  anonymous: {limits: {requests_per_s: 1}}
+""")
+    decisions = Decisions(policy)
+    assert decisions.limits_of(principal("small")) == Limits(requests_per_s=10, in_flight=4)
+    assert decisions.limits_of(principal("small", "large")) == Limits(requests_per_s=100, weight=3)
+    assert decisions.limits_of(principal("small", "free")) == Limits(requests_per_s=10, in_flight=4)
+    assert decisions.limits_of(principal("free")) == decisions.limits_of(principal("unknown")) == Limits()
+    assert decisions.limits_of(NOBODY) == Limits(requests_per_s=1)
