@@ -121,7 +121,6 @@ def serve(main: Callable[[Sequence[str]], None], values: dict[str, Any]) -> None
         raise StartError(exposure.refusal())
     for warning in warnings:
         logger.warning("%s", warning)
-    warn_of_secrets(logger)
     for option in OPTIONS:
         if option.ineffective and values[option.key] not in (None, ()):
             logger.info("%s has no effect: %s", option.name, option.ineffective)
@@ -163,6 +162,7 @@ def _serve(
         if embedded is not None:
             values |= sizes_of_streams(values, _store_bytes(embedded))
         gateways = gateway_roles({**values, **memory.gateways}, counts.gateways, durable_id)
+    warn_of_secrets(logger)  # not before the checks: a command line that is wrong has one line of output
     roles = [
         # The worker first: it has the most to do until it is ready.
         *worker_roles(values, gpus, counts.workers, shares),
