@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weir.access.gate import TENANT_HEADER, Asked, Gate, Shown
-from weir.access.principal import NOBODY
+from weir.access.principal import NOBODY, Proof
 from weir.calls.request_headers import deadline_ms_in
 from weir.durable.api.options import read_preferences
 from weir.gateway.access import OPEN, Access
@@ -112,16 +112,28 @@ class GrpcCall:
     # The door
 
     def enter(self, gate: Gate) -> None:
-        """Asks the gate, which is on, by the head of the call alone: whoever may use its method for no model is refused."""
+        """Asks the gate, which is on, by the head of the call.
+
+        Whoever proves nothing, and may use its method for no model, is refused before its request arrives.
+        """
         self.gate = gate
         handler = self.head.handler
         if handler is None:
             return
         try:
-            # What is allowed here is asked about again with the model of each message, and recorded then.
-            self.principal = gate.admit(self._shown(), self._asked()._replace(is_list=True, reads=True))
-        except WeirError as error:
-            self.refusal = CallError.of(error)
+            self.principal = gate.principal_of(self._shown())
+        except WeirError:
+            self.principal = NOBODY  # the gate raises it again below, and records it
+        if self.principal.proof is Proof.NONE:
+            try:
+                self.admit_any()
+            except WeirError as error:
+                self.refusal = CallError.of(error)
+
+    def admit_any(self) -> None:
+        """Asks the gate about a list of models. Raises WeirError for whoever may do this to none."""
+        if self.gate is not None:
+            self.principal = self.gate.admit(self._shown(), self._asked()._replace(is_list=True, reads=True))
 
     def admit(self, model: str, version: str = "") -> None:
         """Asks the gate about the model of a message. Raises WeirError. What the head shows is checked each time."""

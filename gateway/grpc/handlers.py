@@ -63,7 +63,9 @@ def unary(
 
     def handle(call: UnaryCall, data: Message) -> None:
         request = parse_message(request_type, data)
-        if call.gate is not None and not lists:
+        if lists:
+            call.admit_any()
+        else:
             _admit(call, request, model_field, None)
         call.send(respond(request).SerializeToString(), is_last=True)
 
@@ -84,8 +86,7 @@ def unary_async(
 
     def handle(call: UnaryCall, data: Message) -> None:
         request = parse_message(request_type, data)
-        if call.gate is not None:
-            _admit(call, request, model_field, rows)
+        _admit(call, request, model_field, rows)
         call.keeps_received = True
         task = asyncio.get_running_loop().create_task(_respond(call, respond(request), rows))
         call.on_cancel = lambda: _cancel(task)
@@ -95,9 +96,13 @@ def unary_async(
 
 def _admit(call: UnaryCall, request: Any, model_field: str, rows: Rows | None) -> None:
     """Asks the gate about the model that the request names. Raises WeirError."""
+    if call.gate is None:
+        return
     model = getattr(request, model_field) if model_field else ""
     if model or rows is None:
         call.admit(model, read_version(getattr(request, "version", "")))
+    else:
+        call.admit_any()
 
 
 async def _respond(call: UnaryCall, answering: Awaitable[Any], rows: Rows | None) -> None:
