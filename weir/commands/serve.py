@@ -328,7 +328,7 @@ def _notes(
     return _Notes(
         console=f"port {CONSOLE_PORT} is taken" if is_moved else "",
         data="of the HTTP port, as in earlier releases" if data is not None and data.is_of_port else "",
-        access=exposure_of(values, listeners, console).warning() or values["access_policy"],
+        access=": ".join(filter(None, (values["access_policy"], exposure_of(values, listeners, console).warning()))),
         files={name: str(Path(values[name]).absolute()) for name in _ACCESS_FILES if values[name]},
     )
 

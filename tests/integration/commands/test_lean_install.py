@@ -108,7 +108,7 @@ def test_commands_work(words: tuple[str, ...], lean: Lean) -> None:
         extras = next(check for check in json.loads(done.stdout)["checks"] if check["name"] == "extras")
         assert extras["state"] == "note"
         assert "cloud (models from S3, Google Cloud Storage and Azure Blob Storage)" in extras["finding"]
-        assert "pip install 'weir-serve[cloud,nkeys,parquet,tools,tracing]'" in extras["remedy"]
+        assert "pip install 'weir-serve[access,cloud,nkeys,parquet,tools,tracing]'" in extras["remedy"]
 
 
 def test_a_screen_that_needs_an_extra_names_it(lean: Lean) -> None:

@@ -42,6 +42,8 @@ def key_store(broker: BrokerChoice, file: Path | None) -> KeyStore:
         if server is not None and server.access_keys:
             typer.echo(f"keys of the server on this machine: {server.access_keys}", err=True)
             file = Path(server.access_keys)
+        elif server is not None and not server.access_policy:
+            typer.echo("the server has no access policy: keys have no effect before it has one", err=True)
     return _StoreInFile(file) if file is not None else _StoreInBroker(broker.target())
 
 

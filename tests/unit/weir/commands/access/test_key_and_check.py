@@ -174,7 +174,7 @@ def test_the_server_of_this_machine_names_its_policy_and_its_keys(cli: Cli, monk
     assert [record.name for record in cli.ring().records] == ["camera"]
     ran = cli.run("access", "check", "camera", "infer", "detector", "--version=1")
     assert (ran.status, ran.out) == (0, "allowed: rule 1 of role 'caller'\n")
-    server = server._replace(access_policy="")
+    server = server._replace(access_policy="", access_keys="")
     assert cli.run("access", "check", "anonymous", "load").out == "allowed: the server has no access policy\n"
 
 
