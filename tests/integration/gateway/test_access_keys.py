@@ -132,3 +132,14 @@ def test_a_start_that_other_hosts_can_reach_says_so(tmp_path: Path) -> None:
         said = "other hosts can reach HTTP and metrics without an access policy"
         assert said in server.printed()
         assert said in server.log()
+
+
+def test_keys_outlive_the_broker_and_are_followed_after_it(served: Server) -> None:
+    nats = f"--nats={served.nats_url}"
+    assert weir(served.folder, "key", "create", "robot", "--role=caller", nats).returncode == 0
+    logged(served, "keys of 'robot' have changed: it has 1")
+    served.kill("nats")
+    wait_until(lambda: "nats" in served.pids())
+    wait_until(lambda: weir(served.folder, "key", "revoke", "robot", nats).returncode == 0, 60.0)
+    logged(served, "keys of 'robot' have changed: it has 0")
+    wait_until(lambda: served.is_ready("m"))
