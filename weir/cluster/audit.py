@@ -38,7 +38,7 @@ _TICK_S = 0.25
 _RETRY_S = 5.0
 _LAST_ACKS_S = 1.0
 
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
 _decode = msgspec.json.Decoder(AuditEvent).decode
 
 
@@ -132,7 +132,7 @@ class AuditRecorder:
             self._unacked += 1
             # Sent again after a reconnection: JetStream stores one message of an id.
             header = pack_headers([("Nats-Msg-Id", f"{self._id}-{next(self._numbers)}")])
-            self._publisher.publish(subjects.audit(event.door), _encode(event), header, self._on_stored)
+            self._publisher.publish(subjects.audit(event.door), _encoder.encode(event), header, self._on_stored)
 
     def _on_stored(self, ack: StoreAck) -> None:
         self._unacked -= 1
@@ -174,7 +174,7 @@ class AuditRecorder:
 
 
 def _file(path: str) -> LineWriter[AuditEvent]:
-    return LineWriter("--audit-log", path, lambda event: _encode(event) + b"\n")
+    return LineWriter("--audit-log", path, _encoder.encode_lines)
 
 
 async def read_events(bus: Bus) -> AsyncIterator[AuditEvent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -37,14 +38,22 @@ class AccessEntry(msgspec.Struct, gc=False):
 
 _GRPC_CANCELLED = 1
 
-_encode = msgspec.json.Encoder().encode
+_encode_lines = msgspec.json.Encoder().encode_lines
 
 
-def _line(entry: AccessEntry) -> bytes:
+def _lines(entries: Sequence[AccessEntry]) -> bytes:
+    for entry in entries:
+        for text in (entry.model, entry.route, entry.version, entry.method, entry.principal):
+            if len(text) > MAX_TEXT or not text.isprintable():
+                _clean(entry)
+                break
+    return _encode_lines(entries)
+
+
+def _clean(entry: AccessEntry) -> None:
     entry.route, entry.model = printable(entry.route), printable(entry.model)
     entry.method, entry.version = printable(entry.method), printable(entry.version)
     entry.principal = printable(entry.principal)
-    return _encode(entry) + b"\n"
 
 
 class AccessLog:
@@ -56,7 +65,7 @@ class AccessLog:
 
     def open(self) -> None:
         """Opens the file. Raises WeirError (INVALID_ARG) if it can't be written."""
-        self._writer = LineWriter("--access-log", self._path, _line)
+        self._writer = LineWriter("--access-log", self._path, _lines)
 
     def close(self) -> None:
         """Writes what waits, and closes the file."""

@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from weir.schemas.core.errors import invalid
@@ -35,12 +35,12 @@ _MODE = 0o640
 
 
 class LineWriter(Generic[Entry]):
-    """Writes entries as the lines that `encode` makes of them, which end with a newline. `option` names it in the log.
+    """Writes entries as the lines that `encode` makes of a batch; each ends with a newline. `option` names it in the log.
 
     Opens the file at once. Raises WeirError (INVALID_ARG) if it can't be written. `put` is for one event loop.
     """
 
-    def __init__(self, option: str, path: str, encode: Callable[[Entry], bytes]) -> None:
+    def __init__(self, option: str, path: str, encode: Callable[[Sequence[Entry]], bytes]) -> None:
         self._option = option
         self._path = path
         self._encode = encode
@@ -78,7 +78,7 @@ class LineWriter(Generic[Entry]):
         waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
         if not waiting:
             return
-        data = b"".join(map(self._encode, waiting))
+        data = self._encode(waiting)
         try:
             self._write(b"\n" + data if self._is_cut else data)
         except OSError as error:

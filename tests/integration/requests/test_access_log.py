@@ -56,7 +56,10 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("logged")
     write_small_zoo(folder / "models")
     write_streamer(folder / "models", "streamer", "")
-    with Server(folder, folder / "models", f"--access-log={folder / 'access.log'}") as server:
+    platform = ("--allow-vertex-ai", "--vertex-ai-port=0", "--vertex-ai-default-model=identity_FP32")
+    routes = {"AIP_PREDICT_ROUTE": "/predict", "AIP_HEALTH_ROUTE": "/health"}
+    options = (f"--access-log={folder / 'access.log'}", *platform)
+    with Server(folder, folder / "models", *options, environment=routes) as server:
         yield server
 
 
@@ -146,6 +149,20 @@ def test_a_stream_over_http(logged: LoggedServer) -> None:
     assert of(logged.line(), "route", "model", "status", "bytes_in", "bytes_out") == (
         f"{PATH}/generate_stream", "streamer", 200, len(body), len(answer.body),
     )  # fmt: skip
+
+
+def test_the_port_of_a_managed_service(logged: LoggedServer) -> None:
+    port = int(logged.server.printed_value("Vertex AI").rpartition(":")[2])
+    with RawConnection(port) as connection:
+        for sent in (post("/predict", infer_body(VALUES)), b"GET /health HTTP/1.1\r\n\r\n"):
+            answer = connection.ask(sent)
+            assert answer is not None
+            assert answer.status == 200
+    predict, health = logged.lines(2)
+    assert of(predict, "door", "method", "route", "model", "status") == (
+        "vertex", "POST", f"{PATH}/infer", "identity_FP32", 200,
+    )  # fmt: skip
+    assert of(health, "door", "method", "route", "model", "status") == ("vertex", "GET", "/v2/health/ready", "", 200)
 
 
 def test_grpc_calls(logged: LoggedServer) -> None:

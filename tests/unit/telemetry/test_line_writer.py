@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,10 @@ from tests.support.waiting import wait_until
 from weir.schemas.core.errors import WeirError
 from weir.telemetry import line_writer as module
 from weir.telemetry.line_writer import LineWriter
+
+
+def encode(texts: Sequence[str]) -> bytes:
+    return "".join(f"{text}\n" for text in texts).encode()
 
 
 @pytest.fixture
@@ -25,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 def writer(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LineWriter[str]]:
     """A writer whose thread sleeps: tests write."""
     monkeypatch.setattr(module, "WRITE_INTERVAL_S", 3600.0)
-    writer = LineWriter("--access-log", str(path), lambda text: f"{text}\n".encode())
+    writer = LineWriter("--access-log", str(path), encode)
     yield writer
     writer.close()
 
@@ -42,7 +46,7 @@ def test_lines_are_appended_in_their_order(writer: LineWriter[str], path: Path) 
 
 
 def test_the_thread_writes_by_itself(path: Path) -> None:
-    writer = LineWriter("--access-log", str(path), lambda text: f"{text}\n".encode())
+    writer = LineWriter("--access-log", str(path), encode)
     try:
         writer.put("one")
         wait_until(lambda: path.read_text() == "one\n")
@@ -52,7 +56,7 @@ def test_the_thread_writes_by_itself(path: Path) -> None:
 
 def test_a_file_that_can_not_be_opened_is_an_error_of_the_option(tmp_path: Path) -> None:
     with pytest.raises(WeirError, match=r"--audit-log .*missing/lines.log can't be written: No such file"):
-        LineWriter("--audit-log", str(tmp_path / "missing" / "lines.log"), str.encode)
+        LineWriter("--audit-log", str(tmp_path / "missing" / "lines.log"), encode)
 
 
 def test_what_waits_is_bounded(writer: LineWriter[str], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +113,7 @@ def test_a_full_disk_is_logged_once_and_its_lines_are_counted(
 
 
 def test_lines_may_go_to_standard_output(capfd: pytest.CaptureFixture[str]) -> None:
-    writer = LineWriter("--access-log", "-", lambda text: f"{text}\n".encode())
+    writer = LineWriter("--access-log", "-", encode)
     writer.put("one")
     writer.close()
     assert capfd.readouterr().out == "one\n"
