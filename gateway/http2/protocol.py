@@ -24,6 +24,8 @@ from weir.runtime.memory_ledger import MemoryLedger
 
 _HIGH_WATER_BYTES = 512 * 1024
 _CLOSE_TIMEOUT_S = 5.0
+_ROOM_TIMEOUT_S = 0.1
+"""How long a connection with TLS that gives room to another one has to send its last frame."""
 
 
 class Http2Protocol(asyncio.Protocol):
@@ -90,6 +92,8 @@ class Http2Protocol(asyncio.Protocol):
     def make_room(self) -> None:
         """Implements `CappedConnection.make_room`: the client may send its next call on another connection."""
         self.connection.close()
+        if self.handshake is not None:  # with TLS the client would have to agree to the end
+            self._loop.call_later(_ROOM_TIMEOUT_S, self.abort)
 
     def data_received(self, data: bytes) -> None:
         """Implements `asyncio.Protocol.data_received`."""

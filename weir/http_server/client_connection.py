@@ -23,6 +23,9 @@ FIRST_REQUEST_S = 20.0
 KEEP_ALIVE_S = 75.0
 """How long a connection may stay idle between two requests."""
 
+CLOSE_NOTIFY_S = 1.0
+"""How long an idle connection with TLS, which is closed, waits for its client to agree to that."""
+
 _UNSENT = "unsent"
 
 
@@ -109,7 +112,16 @@ class ClientConnection(asyncio.Protocol, ABC):
     def make_room(self) -> None:
         """Implements `CappedConnection.make_room`."""
         self._is_rejecting = True
+        if self.is_encrypted:  # it must be gone now, whether or not its client agrees
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def close_idle(self) -> None:
+        """Closes the connection, on which no response is due."""
         self.transport.close()
+        if self.is_encrypted and not self.transport.get_write_buffer_size():
+            self.loop.call_later(CLOSE_NOTIFY_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends the requests of the connection, and releases what it holds."""
@@ -181,14 +193,15 @@ class ClientConnection(asyncio.Protocol, ABC):
             return
         if not self.has_served:
             self._limits.cap.count_silent()
-        self.transport.close()
+        self.close_idle()
 
     def check_progress(self, now_s: float) -> None:
         """Ends the connection if its client has stopped sending a request, or reading a response."""
         if self.transport.is_closing() or self.is_write_paused:
             unsent_bytes = self.transport.get_write_buffer_size()
-            period_s = STALL_PERIOD_S if self._limits.ledger.is_short else UNREAD_PERIOD_S
-            if unsent_bytes and self._reading.is_stalled(now_s, -unsent_bytes, period_s):
+            is_over = self.transport.is_closing() and not unsent_bytes  # with TLS, until the client agrees
+            period_s = STALL_PERIOD_S if is_over or self._limits.ledger.is_short else UNREAD_PERIOD_S
+            if (unsent_bytes or is_over) and self._reading.is_stalled(now_s, -unsent_bytes, period_s):
                 self.transport.abort()
             return
         self._reading.reset()

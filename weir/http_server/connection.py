@@ -406,7 +406,7 @@ class HttpConnection(ClientConnection):
 
     def _close_if_idle(self) -> None:
         if self._latest is None or self._latest.response_complete:
-            self.transport.close()
+            self.close_idle()
 
     def check_arrival(self, now_s: float) -> None:
         """Ends the connection if its client has stopped sending a request."""

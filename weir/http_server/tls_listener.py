@@ -21,6 +21,11 @@ _RETRY_S = 0.5
 """After a failure to accept a connection, which is nearly always a lack of files."""
 
 
+SHUTDOWN_TIMEOUT_S = 3600.0
+"""How long the event loop waits for what was written to be read, and for the client to agree to the end of the connection.
+The connections have bounds of their own: a response that a client reads slowly must not be cut short."""
+
+
 class TlsListener:
     """Listens on `listener`, a bound and listening socket, on the running event loop.
 
@@ -77,6 +82,7 @@ class TlsListener:
                 connection,
                 ssl=self._current_context(),
                 ssl_handshake_timeout=self._timeout_s,
+                ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
             )
         except OSError:  # the client speaks no TLS, has shown no certificate, was too slow, or has gone
             if handshake.idle_s() >= self._timeout_s:

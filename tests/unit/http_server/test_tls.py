@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import socket
 import ssl
+import time
 import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,11 +20,14 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.support.servers.certificates import Authority, KeyPair, private_pem
+from tests.support.waiting import eventually
+from weir.http_server import client_connection
 from weir.http_server.asgi import CERTIFICATE_KEY
 from weir.http_server.client_connection import ConnectionLimits
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_cap import ConnectionCap
 from weir.http_server.listeners import HttpListeners
+from weir.http_server.stall_detection import STALL_PERIOD_S
 from weir.http_server.tls import ServerTls, TlsFiles, TlsOptions
 from weir.runtime.certificates import fingerprint
 from weir.runtime.memory_ledger import MemoryLedger
@@ -175,8 +180,8 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 
 @asynccontextmanager
-async def serving(tls: ServerTls | None) -> AsyncIterator[tuple[HttpListeners, ConnectionCap]]:
-    listeners, cap = HttpListeners(), ConnectionCap(100)
+async def serving(tls: ServerTls | None, limit: int = 100) -> AsyncIterator[tuple[HttpListeners, ConnectionCap]]:
+    listeners, cap = HttpListeners(), ConnectionCap(limit)
     limits = ConnectionLimits(ledger=MemoryLedger(), arriving_slots=MemoryLedger(), cap=cap, max_body_bytes=1 << 26)
     listeners.bind("HTTP", "127.0.0.1", 0)
     listeners.encrypt(tls, cap)
@@ -300,6 +305,55 @@ async def test_clients_that_never_shake_hands_cost_others_nothing(authority: Aut
         assert cap.open <= cap.share
         for _, writer in silent:
             writer.close()
+
+
+def never_reads(port: int, authority: Authority, sent: bytes = b"") -> ssl.SSLSocket:
+    """A client that shakes hands, sends this, and reads nothing: it does not agree to the end of the connection either."""
+    wire = socket.create_connection(("127.0.0.1", port), 20)
+    connected = trusting(authority).wrap_socket(wire, server_hostname="localhost")
+    connected.sendall(sent)
+    return connected
+
+
+async def test_a_connection_that_gives_room_is_gone_whatever_its_client_does(
+    authority: Authority, server: KeyPair
+) -> None:
+    async with serving(ServerTls(files(server)), limit=4) as (listeners, cap):
+        port = listeners.port("HTTP")
+        silent = []
+        for number in range(12):
+            silent.append(await asyncio.to_thread(never_reads, port, authority))
+            await eventually(lambda: len(listeners.connections("HTTP")) == min(number + 1, cap.share))  # noqa: B023
+        for one in silent:
+            one.close()
+
+
+async def test_a_client_that_does_not_agree_to_the_end_is_left_in_time(authority: Authority, server: KeyPair) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    async with serving(ServerTls(files(server))) as (listeners, _):
+        client = await asyncio.to_thread(never_reads, listeners.port("HTTP"), authority, request)
+        (connection,) = await eventually(lambda: listeners.connections("HTTP"))
+        await eventually(connection.transport.is_closing)
+        now_s = time.monotonic()
+        connection.check_progress(now_s)
+        connection.check_progress(now_s + STALL_PERIOD_S - 1)
+        await asyncio.sleep(0)
+        assert listeners.connections("HTTP")
+        connection.check_progress(now_s + STALL_PERIOD_S)
+        await eventually(lambda: not listeners.connections("HTTP"))
+        client.close()
+
+
+async def test_an_idle_client_that_does_not_agree_to_the_end_holds_up_no_stop(
+    authority: Authority, server: KeyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_connection, "CLOSE_NOTIFY_S", 0.01)
+    async with serving(ServerTls(files(server))) as (listeners, _):
+        client = await asyncio.to_thread(never_reads, listeners.port("HTTP"), authority)
+        await eventually(lambda: listeners.connections("HTTP"))
+        listeners.stop("HTTP")
+        await eventually(lambda: not listeners.connections("HTTP"))
+        client.close()
 
 
 async def test_a_server_that_stops_takes_no_more_connections(authority: Authority, server: KeyPair) -> None:
