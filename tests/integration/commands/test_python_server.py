@@ -4,10 +4,12 @@ import asyncio
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import textwrap
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import tritonclient.http
 
 from tests.support.models.zoo import write_identity, write_model, write_slow
+from tests.support.servers.certificates import Authority
 from tests.support.servers.weir_server import alive, segments_of
 from tests.support.waiting import wait_until
 from weir import Server, StartError, WeirError
@@ -50,6 +53,7 @@ def server(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     processes = family(started.pid)
     started.infer("identity", {"IN": np.zeros((1, BIG), np.float32)})
     segments = segments_of(processes)
+    assert started.tls_cert == ""
     assert len(processes) == 8, "supervisor, nats-server, four roles, the fork server, and the Python model"
     assert segments
     assert list(folder.iterdir()), "its data"
@@ -105,6 +109,21 @@ async def test_many_at_a_time_from_an_event_loop(server: Server) -> None:
     results = await asyncio.gather(*(server.ainfer("slow", one) for one in arrays))
     assert [int(result["VALUE_OUT"][0, 0]) for result in results] == list(range(8))
     await server.aclose()
+
+
+@pytest.mark.parametrize("is_given", [False, True], ids=["self-signed", "of an authority"])
+def test_with_tls_it_is_asked_like_any_other(models: Path, tmp_path: Path, is_given: bool) -> None:
+    pair = Authority(tmp_path).sign("server")
+    given = {"tls_cert": pair.cert, "tls_key": pair.key} if is_given else {"tls_self_signed": True}
+    value = {"IN": np.ones((1, 4), np.float32)}
+    with Server(models, **given) as server:
+        assert server.infer("identity", value)["OUT"].tolist() == [[1.0] * 4]
+        assert asyncio.run(server.ainfer("identity", value))["OUT"].tolist() == [[1.0] * 4]
+        assert server.http_url == f"https://{server.http_address}"
+        assert server.metrics_url.startswith("https://")
+        context = ssl.create_default_context(cafile=tmp_path / "authority.pem" if is_given else server.tls_cert)
+        with urllib.request.urlopen(server.metrics_url, context=context) as page:
+            assert b"nv_inference_count" in page.read()
 
 
 def test_a_broken_model_is_an_error_of_the_start(tmp_path: Path) -> None:

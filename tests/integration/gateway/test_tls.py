@@ -207,14 +207,13 @@ def test_a_new_certificate_costs_no_connection_and_no_request(server: TlsServer)
 
 def test_half_a_pair_keeps_the_former_one(server: TlsServer) -> None:
     former = certificate_at(server.http_place, server.trusting)
-    key, said = server.pair.key.read_bytes(), server.log().count("the changed TLS files are not used")
-    server.authority.sign("server")
-    new_key = server.pair.key.read_bytes()
-    server.pair.key.write_bytes(key)
+    said = server.log().count("the changed TLS files are not used")
+    new = server.authority.sign("renewed")
+    server.pair.cert.write_bytes(new.cert.read_bytes())
     # Each of the two gateways follows the files for HTTP and for gRPC, and the console does.
     wait_until(lambda: server.log().count("the changed TLS files are not used") >= said + 5)
     assert certificate_at(server.http_place, server.trusting) == former
-    server.pair.key.write_bytes(new_key)
+    server.pair.key.write_bytes(new.key.read_bytes())
     wait_until(lambda: certificate_at(server.http_place, server.trusting) != former)
 
 
