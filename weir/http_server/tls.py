@@ -119,14 +119,18 @@ class ServerTls:
         if state == self._state:
             return
         self._state = state  # read before the files: one that changes meanwhile is read again at the next check
+        spoken = ", ".join(self._files.protocols)
         try:
-            self.context = self._files.context()
-            shown = fingerprint(Path(self._files.cert).read_text())
+            context, shown = self._files.context(), fingerprint(Path(self._files.cert).read_text())
         except (OSError, ValueError) as error:
-            logger.warning("the changed TLS files are not used, connections go on with the former ones: %s", error)
+            logger.warning(
+                "the changed TLS files are not used, new connections (%s) get the former certificate: %s", spoken, error
+            )
             return
+        self.context = context
         logger.info(
-            "the TLS files have changed: new connections use the certificate of %s, SHA-256 %s",
+            "the TLS files have changed: new connections (%s) get the certificate of %s, SHA-256 %s",
+            spoken,
             self._files.options[0],
             shown,
         )

@@ -112,6 +112,15 @@ def test_a_request_is_there_to_copy_once_the_address_of_a_gateway_is_known(large
     expect(copies.locator("pre")).to_contain_text("export NATS_URL=$(cat /data/mine/nats-url)")
 
 
+def test_a_request_to_copy_is_encrypted_if_the_gateway_is(large: PageServer, page: Any) -> None:
+    large.cluster.gateway_urls = ["https://127.0.0.1:8123", "grpcs://127.0.0.1:8124", "https://127.0.0.1:8125/metrics"]
+    page.goto(f"{large.url}#/try/model-007")
+    copies = page.get_by_label("The same request elsewhere")
+    expect(copies.locator("pre")).to_contain_text("curl -s https://127.0.0.1:8123/v2/models/model-007/infer")
+    page.get_by_role("tab", name="Python", exact=True).click()
+    expect(copies.locator("pre")).to_contain_text('InferenceServerClient("127.0.0.1:8123", ssl=True)')
+
+
 def test_a_part_of_the_time_is_looked_at_by_dragging(console: Any) -> None:
     # Charts are drawn in tasks of their own: drag when the cursor says that one is ready.
     chart = console.locator(".line-chart .chart").nth(1)

@@ -65,6 +65,7 @@ class LargeCluster:
         self.schedulers = [f"scheduler-{number:08x}-{number:08x}" for number in range(SCHEDULERS)]
         self.gateways = [f"gateway-{number:08x}-{number:08x}" for number in range(GATEWAYS)]
         self.started_ms = self._now_ms()
+        self.gateway_urls = ["http://127.0.0.1:8123", "grpc://127.0.0.1:8124"]
         self.silent: set[str] = set()
         self.broker_error = ""
         self.has_gateway = True
@@ -203,7 +204,7 @@ class LargeCluster:
             "release": "0.0",
             "since_ms": self.started_ms,
             "state": "silent" if id in self.silent else "up",
-            "urls": ["http://127.0.0.1:8123", "grpc://127.0.0.1:8124"] if role == "gateway" else [],
+            "urls": self.gateway_urls if role == "gateway" else [],
             "queues": MODELS // SCHEDULERS if role == "scheduler" else 0,
             "loop_lag_s": 0.002,
             "unreadable": [],
