@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 import weir.worker.python_stub
-from docs import asyncapi, metrics, openapi
+from docs import asyncapi, metrics, openapi, rights
 from docs.bounds import BOUNDS
 from docs.compatibility_rows import ABSENT, DIFFERENT, ENDPOINTS, METHODS, METRICS, SAME, Row, config_fields
 from docs.scheduler_pictures import SCENARIOS, part_of, pictures
@@ -202,6 +202,7 @@ def _rows(rows: Iterable[Row], head: str) -> Callable[[], str]:
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "reference/messages.md": {"messages": message_fields},
     "reference/bounds.md": {"bounds": bounds},
+    "reference/access.md": {"rights": rights.tables},
     "reference/http-api.md": {"operations": openapi.endpoints},
     "reference/nats-api.md": {"channels": asyncapi.channels},
     "reference/errors.md": {"errors": openapi.errors},

@@ -58,7 +58,7 @@ LEAVE_TIMEOUT_S = 1.0
 class GrpcServer:
     """One gRPC server on one port, on the running event loop. It is the `Application` of its connections.
 
-    `more_methods` are those of the gateway's features, by their paths.
+    `more_methods` are those of the gateway's features, by their paths; `methods` has all of them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GrpcServer:
         self.ledger = context.ledger
         self._cap = context.connection_cap
         self._options = options or GrpcOptions()
-        self._handlers = self._make_handlers(context, more_methods or {})
+        self.methods = self._make_handlers(context, more_methods or {})
         self._listener: asyncio.Server | TlsListener | None = None
         self.tls: ServerTls | None = None  # set by `start`
         self._connections: set[Http2Protocol] = set()
@@ -164,7 +164,7 @@ class GrpcServer:
 
     def interpret(self, head: RequestHead) -> CallMetadata:
         """Implements `Application.interpret`."""
-        return CallMetadata(head, self._handlers, self._access)
+        return CallMetadata(head, self.methods, self._access)
 
     def open(self, stream: Stream, head: CallMetadata) -> GrpcCall:
         """Implements `Application.open`."""
