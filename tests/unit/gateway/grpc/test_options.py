@@ -15,7 +15,10 @@ from tritonclient.grpc import service_pb2_grpc
 
 from tests.support.gateway.grpc_frontend import GrpcFrontend, Loop, raw_request, tensor
 from tests.support.waiting import wait_until
+from weir.access.gate import CertificateNames
 from weir.gateway.grpc.options import GrpcOptions
+from weir.gateway.settings import GatewaySettings
+from weir.http_server.tls import TlsFiles
 
 
 def openssl(folder: Path, *arguments: str) -> None:
@@ -125,6 +128,29 @@ def test_mutual_tls_wants_a_certificate_of_the_client(mutual: GrpcFrontend, cert
         assert known.is_server_live()
     with client(mutual, certificates) as unknown:
         assert not _is_live(unknown)
+
+
+def test_a_connection_has_the_names_in_the_certificate_of_its_client(
+    mutual: GrpcFrontend, encrypted: GrpcFrontend, certificates: Path
+) -> None:
+    with client(mutual, certificates, shows_itself=True) as known:
+        assert known.is_server_live()
+        shown = [connection.certificate for connection in mutual.server.connections]
+        assert CertificateNames("CN=client", ("DNS:localhost", "IP Address:127.0.0.1")) in shown
+    with client(encrypted, certificates) as unknown:
+        assert unknown.is_server_live()
+        assert {connection.certificate for connection in encrypted.server.connections} == {None}
+
+
+def test_without_options_of_its_own_it_has_those_of_all_ports(certificates: Path) -> None:
+    common = {"tls_cert": str(certificates / "server.pem"), "tls_key": str(certificates / "server.key")}
+    shared = GrpcOptions.of(GatewaySettings(nats_url="", **common)).tls_files()
+    assert shared == TlsFiles(common["tls_cert"], common["tls_key"], protocols=("h2",))
+    own = {"grpc_use_ssl": True, "grpc_server_cert": "own.pem", "grpc_server_key": "own.key"}
+    chosen = GrpcOptions.of(GatewaySettings(nats_url="", **common, **own)).tls_files()
+    assert chosen is not None
+    assert (chosen.cert, chosen.key, chosen.protocols) == ("own.pem", "own.key", ("h2",))
+    assert GrpcOptions.of(GatewaySettings(nats_url="")).tls_files() is None
 
 
 def _is_live(asking: triton.InferenceServerClient) -> bool:
