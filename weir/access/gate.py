@@ -58,11 +58,16 @@ class VerifiesTokens(Protocol):
 
 
 class Shown(NamedTuple):
-    """What a request shows: its `Authorization` header, the client's certificate, and the tenant that it names."""
+    """What a request shows: its `Authorization` header, the client's certificate, and the tenant that it names.
+
+    `at_s` is when it was shown, in Unix seconds, 0 for now: what has expired since then still counts, what was revoked does
+    not.
+    """
 
     authorization: bytes
     certificate: CertificateNames | None = None
     tenant: bytes = b""
+    at_s: float = 0.0
 
 
 class Asked(NamedTuple):
@@ -170,19 +175,19 @@ class Gate:
         The tenant that the request names counts where a role of the principal acts for tenants. Raises WeirError
         (UNAUTHENTICATED) for a header that lets nobody in, whatever else there is.
         """
-        authorization, certificate, tenant = shown
-        principal = self._shown_by(authorization, certificate)
+        authorization, certificate, tenant, at_s = shown
+        principal = self._shown_by(authorization, certificate, at_s)
         if tenant and self.may_act_for_tenants(principal):
             return principal._replace(tenant=tenant.decode("latin-1")[:MAX_TENANT_CHARACTERS])
         return principal
 
-    def _shown_by(self, authorization: bytes, certificate: CertificateNames | None) -> Principal:
+    def _shown_by(self, authorization: bytes, certificate: CertificateNames | None, at_s: float) -> Principal:
         if not authorization:
             return NOBODY if certificate is None else self._of_certificate(certificate)
         if len(authorization) > MAX_SHOWN_BYTES:
             raise unauthenticated("the Authorization header is too long")
         digest = sha256(authorization).digest()
-        now_s = self._clock()
+        now_s = at_s or self._clock()
         known = self._passes.get(digest)
         if known is None or now_s >= known.until_s:
             known = self._check(authorization, now_s)

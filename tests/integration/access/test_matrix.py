@@ -9,13 +9,10 @@ import asyncio
 import contextlib
 import json
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
@@ -30,9 +27,10 @@ from cryptography.hazmat.primitives.asymmetric import ed25519
 from jwt.algorithms import OKPAlgorithm
 from tritonclient.utils import InferenceServerException
 
+from tests.support.access.served import weir
 from tests.support.models.zoo import write_identity
 from tests.support.servers.certificates import Authority, KeyPair
-from tests.support.servers.weir_server import Server, clean_environment
+from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
 from weir.access.policy.actions import Action
 from weir.bus.nats.connection import Bus
@@ -73,11 +71,6 @@ class World:
     console: str
     issuer: ed25519.Ed25519PrivateKey
     principals: dict[str, Who] = field(default_factory=dict)
-
-
-def weir(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "weir", *words]
-    return subprocess.run(command, env=clean_environment(folder), capture_output=True, text=True, timeout=60.0)
 
 
 def token(key: ed25519.Ed25519PrivateKey, **claims: Any) -> str:
@@ -196,7 +189,7 @@ def classified(status: int, text: str, model: str) -> str:
 
 
 def infer_body(model: str) -> dict[str, Any]:
-    return {"inputs": [{"name": "INPUT0", "shape": [1, 4], "datatype": "FP32", "data": [0.0] * 4}]}
+    return {"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [0.0] * 4}]}
 
 
 def grpc_answer(world: World, who: Who, method: str, request: Any, model: str) -> str:
@@ -237,7 +230,7 @@ def stream_answer(world: World, who: Who, model: str) -> str:
     with client:
         headers = {"authorization": who.header} if who.header else None
         client.start_stream(lambda result, error: outcome.append(error or result), headers=headers)
-        tensor = tritonclient.grpc.InferInput("INPUT0", [1, 4], "FP32")
+        tensor = tritonclient.grpc.InferInput("IN", [1, 4], "FP32")
         tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
         with contextlib.suppress(InferenceServerException):  # the stream is refused already
             client.async_stream_infer(model, [tensor])
@@ -346,7 +339,7 @@ TRIES = [
     by_http(Action.METADATA, "GET", "/openapi.json"),
     by_http(Action.INFER, "POST", "/v2/models/{model}/infer", json=infer_body("")),
     by_http(Action.INFER, "POST", "/v2/models/{model}/versions/1/infer", json=infer_body("")),
-    by_http(Action.INFER, "POST", "/v2/models/{model}/generate", json={"INPUT0": [0.0] * 4}),
+    by_http(Action.INFER, "POST", "/v2/models/{model}/generate", json={"IN": [0.0] * 4}),
     by_http(Action.INFER, "POST", "/v2/models/{model}/infer", json=infer_body(""), headers={"prefer": "respond-async"}),
     by_http(Action.STATISTICS, "GET", "/v2/models/{model}/stats"),
     by_http(Action.STATISTICS, "GET", "/v2/models/stats", is_list=True),

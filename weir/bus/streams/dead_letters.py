@@ -37,6 +37,7 @@ _PUBLISH_TIMEOUT_S = 10.0
 _MAX_KEPT_ID = 100  # an id has 128 characters at most
 
 _ADDED_HEADERS = ("nats-", "weir-dead-", "weir-attempts", "weir-history", "weir-id")
+_AUTHORIZATION = "authorization"
 _DEADLINE = "weir-deadline-ms"
 
 
@@ -134,13 +135,20 @@ class DeadLetters:
             raise unavailable("it was too large to be kept with its body")
         id = f"{letter.id[:_MAX_KEPT_ID]}.r{letter.sequence}" if has_new_id else letter.id
         record = None if has_new_id else await self._take_record(letter)
-        headers = [(header, value) for header, value in letter.original_headers() if header.lower() != _DEADLINE]
+        subject, headers = letter.subject, letter.original_headers()
+        lane, _, version = subjects.durable_target(subject)
+        if lane == "event" and any(name.lower() == _AUTHORIZATION for name, _ in headers):
+            # What its sender has shown may have expired or been revoked: the operator vouches for it now, on a subject on
+            # which producers can't publish.
+            subject = subjects.job_event(letter.model, f"replay-{letter.sequence}", version)
+            headers = [(name, value) for name, value in headers if name.lower() != _AUTHORIZATION]
+        headers = [(header, value) for header, value in headers if header.lower() != _DEADLINE]
         # The id has a header of its own: as `Nats-Msg-Id` JetStream may still know it, and drop the message.
         what = "renamed" if has_new_id else "replay"
         headers += [("Weir-Id", id), ("Nats-Msg-Id", f"{what}-{letter.sequence}-{letter.dead_ms}")]
         try:
             async with asyncio.timeout(_PUBLISH_TIMEOUT_S):
-                ack = await self._publisher.store(letter.subject, letter.body, pack_headers(headers))
+                ack = await self._publisher.store(subject, letter.body, pack_headers(headers))
         except TimeoutError as error:
             # It may be stored later; then the next replay of this letter finds its record.
             raise unavailable("the message broker did not acknowledge the message") from error

@@ -147,7 +147,9 @@ def _details(letter: DeadLetter) -> dict[str, Any]:
         "subject": letter.subject,
         "object": letter.object or None,
         "history": [{"ended_ms": attempt.ended_ms, "reason": attempt.reason} for attempt in letter.history],
-        "headers": letter.original_headers(),
+        "headers": [
+            (name, "***" if name.lower() == "authorization" else value) for name, value in letter.original_headers()
+        ],
         "preview": shown,
         "is_complete": len(letter.body) <= PREVIEW_BYTES and not letter.is_truncated,
     }

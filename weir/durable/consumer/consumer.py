@@ -109,6 +109,7 @@ class DurableConsumer:
             weights=tenant_weights(settings.tenant_weight),
             tenant_limits=tenant_limits(settings.tenant_limit),
             offload=services.offload,
+            gate=services.gate,
         )
         self._models: dict[str, LeasedModel] = {}
         self._known: dict[str, ConsumerRecord] = {}

@@ -64,3 +64,4 @@ class ConsumerContext:
     weights: Mapping[str, float]
     tenant_limits: Mapping[str, int]
     offload: Offload = field(default_factory=Offload)
+    gate: Gate = field(default_factory=partial(Gate, time.time))

@@ -18,8 +18,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
+from weir.access.gate import Asked, Shown
+from weir.access.policy.actions import Action
 from weir.bus.naming import durable_subjects as subjects
 from weir.bus.nats.connection import Message
+from weir.bus.nats.headers import parse_headers
 from weir.bus.nats.jetstream import parse_ack_subject
 from weir.bus.streams.pull import BoundedPull
 from weir.calls.catalog import ServedModel
@@ -243,7 +248,7 @@ class LaneConsumer:
 
     def _settled(self, request: DurableRequest) -> None:
         """Admits a request that has no record yet once all before it are admitted."""
-        if request.stage is Stage.RECEIVED:
+        if request.stage is Stage.RECEIVED and self._is_let_in(request):
             request.stage = Stage.READ
         self._admit_next()
 
@@ -288,6 +293,34 @@ class LaneConsumer:
             self.runner.reject(request, error)
             return False
         request.attempt_history.deadline_ms = request.headers.deadline_ms
+        return True
+
+    def _is_checked(self, request: DurableRequest) -> bool:
+        """Whether a frontend has checked the request before it stored it; only frontends publish on such subjects."""
+        return request.message.subject.startswith(self._checked_prefix)
+
+    def _is_let_in(self, request: DurableRequest) -> bool:
+        """Asks the gate about a request that a producer has published. A refused one fails; its record says why.
+
+        A token counts that was valid when the request was stored: it may wait for long.
+        """
+        gate = self._context.gate
+        if not gate.is_on or self._is_checked(request):
+            return True
+        headers = parse_headers(request.message.header_block)
+        shown = Shown(
+            headers.get("authorization", "").encode(errors="replace"),
+            tenant=request.headers.tenant.encode(errors="replace"),
+            at_s=request.accepted_ms / 1000,
+        )
+        lane = self._plain_subject.partition(".")[0]
+        try:
+            principal = gate.admit(shown, Asked("durable", lane, Action.INFER, self.model, request.version))
+        except WeirError as error:
+            self._peek_id(request)
+            self._context.recorder.fail(request, Outcome.FAILED, error)
+            return False
+        request.headers = msgspec.structs.replace(request.headers, tenant=principal.tenant)
         return True
 
     def _peek_id(self, request: DurableRequest) -> None:
@@ -350,8 +383,7 @@ class LaneConsumer:
             bounds = self._bounds = queue_bounds(served.config, self._context.bounds)
             self._bounds_of = served
         request.attempt_history.max_age_ms = bounds.max_age_ms
-        is_checked = request.message.subject.startswith(self._checked_prefix)
-        error = self._queue.count(request, None if is_checked else bounds)
+        error = self._queue.count(request, None if self._is_checked(request) else bounds)
         if error is not None:
             self._peek_id(request)
             self._context.recorder.fail(request, Outcome.FAILED, error)
