@@ -36,6 +36,8 @@ _RESERVED = frozenset(
     ["sequence_id", "sequence_start", "sequence_end", "priority", "timeout", "headers", "binary_data_output"]
 )
 
+_CREDENTIALS = frozenset(["authorization", "proxy-authorization", "cookie"])
+
 _MODEL = r"/v2/models/[^/]+(?:/versions/[0-9]+)?"
 _CATEGORY_OF_PATH = [
     (re.compile(pattern, re.DOTALL), category)
@@ -104,7 +106,7 @@ class Restriction:
 class Access:
     """Restrictions and forwarded headers. `http` and `grpc` hold the restriction of each restricted category."""
 
-    __slots__ = ("_grpc_forward", "_http_forward", "grpc", "http")
+    __slots__ = ("_grpc_forward", "_hidden", "_http_forward", "grpc", "http")
 
     def __init__(
         self,
@@ -112,8 +114,14 @@ class Access:
         grpc_restricted: Sequence[str] = (),
         http_forward_pattern: str = "",
         grpc_forward_pattern: str = "",
+        hides_credentials: bool = False,
     ) -> None:
-        """Compiles the options. Raises WeirError (INVALID_ARG) for a malformed one."""
+        """Compiles the options. Raises WeirError (INVALID_ARG) for a malformed one.
+
+        With `hides_credentials` the header Authorization is not forwarded, whatever the patterns: models are not to see
+        the keys with which clients prove who they are.
+        """
+        self._hidden = _CREDENTIALS if hides_credentials else frozenset()
         self.http = _restrictions("http-restricted-api", http_restricted, "")
         self.grpc = _restrictions("grpc-restricted-protocol", grpc_restricted, GRPC_KEY_PREFIX)
         self._http_forward = _pattern("http-header-forward-pattern", http_forward_pattern)
@@ -127,6 +135,7 @@ class Access:
             settings.grpc_restricted_protocol,
             settings.http_header_forward_pattern,
             settings.grpc_header_forward_pattern,
+            hides_credentials=bool(settings.access_policy),
         )
 
     # Restrictions
@@ -170,11 +179,11 @@ class Access:
 
         Raises WeirError (INVALID_ARG) for a header that must not be forwarded.
         """
-        return _forwarded(self._http_forward, headers)
+        return _forwarded(self._http_forward, headers, self._hidden)
 
     def grpc_parameters(self, headers: Headers) -> Parameters:
         """As `http_parameters`, for the metadata of a gRPC call."""
-        return _forwarded(self._grpc_forward, headers)
+        return _forwarded(self._grpc_forward, headers, self._hidden)
 
 
 def add_parameters(own: Parameters | None, forwarded: Parameters) -> Parameters:
@@ -211,13 +220,13 @@ def _pattern(option: str, text: str) -> re.Pattern[str] | None:
         raise invalid(f"--{option} is no regular expression: {error}") from None
 
 
-def _forwarded(pattern: re.Pattern[str] | None, headers: Headers) -> Parameters:
+def _forwarded(pattern: re.Pattern[str] | None, headers: Headers, hidden: frozenset[str]) -> Parameters:
     parameters: Parameters = {}
     if pattern is None:
         return parameters
     for raw_name, raw_value in headers:
         name = raw_name.decode("latin-1")
-        if pattern.search(name):
+        if pattern.search(name) and name.lower() not in hidden:
             if name.lower() in _RESERVED or name.lower().startswith("triton_"):
                 raise _reserved(name)
             parameters[name] = _text(raw_value)

@@ -216,9 +216,7 @@ class _Gateway:
         # Several processes can't write one file.
         self._tracing = Tracing(parsed.trace, f".gateway-{settings.gateway_number}" if settings.gateway_number else "")
         self._registry = RegistryView(bus)
-        self._catalog = Catalog(
-            self._registry, settings.strict_readiness, tells_reasons=parsed.access.is_open("model-repository")
-        )
+        self._catalog = Catalog(self._registry, settings.strict_readiness, tells_reasons=parsed.tells_reasons)
         self._payloads = PayloadStore(PayloadArena(id), self._registry.model_shares_memory)
         self._payload_server, self._fetcher = PayloadServer(bus, id, peers), PayloadFetcher(bus, id)
         self._peers = GatewayPeers(bus, id)

@@ -35,6 +35,8 @@ class ParsedSettings(NamedTuple):
     sagemaker: SageMakerOptions | None
     vertex_ai_routes: tuple[str, str] | None
     tls: ServerTls | None
+    tells_reasons: bool
+    """Whether errors about models that failed to load say why: every client may read the repository index, which does."""
 
 
 def parse_settings(settings: GatewaySettings) -> ParsedSettings:
@@ -44,8 +46,9 @@ def parse_settings(settings: GatewaySettings) -> ParsedSettings:
         _ = grpc.compression_level
         grpc.tls_context()
     files = settings.tls_files()
+    access = Access.of(settings)
     return ParsedSettings(
-        Access.of(settings),
+        access,
         CrossSiteCheck(settings.allowed_hosts, settings.allowed_origins, settings.http_address),
         TraceConfig.parse(settings.trace_config),
         parse_metrics_config(settings.metrics_config),
@@ -54,6 +57,7 @@ def parse_settings(settings: GatewaySettings) -> ParsedSettings:
         SageMakerOptions.of(os.environ) if settings.allow_sagemaker else None,
         read_routes(os.environ) if settings.allow_vertex_ai else None,
         None if files is None else ServerTls(files),
+        access.is_open("model-repository") and not settings.access_policy,
     )
 
 

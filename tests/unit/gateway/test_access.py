@@ -176,3 +176,13 @@ def test_a_pattern_that_is_none() -> None:
 def test_a_header_wins() -> None:
     assert add_parameters({"a": 1, "b": 2}, {"b": "header"}) == {"a": 1, "b": "header"}
     assert add_parameters(None, {"b": "header"}) == {"b": "header"}
+
+
+def test_models_do_not_see_what_clients_prove_themselves_with() -> None:
+    headers = [(b"Authorization", b"Bearer weir_1_2"), (b"X-Trace", b"1")]
+    assert Access(http_forward_pattern=".*").http_parameters(headers) == {
+        "Authorization": "Bearer weir_1_2",
+        "X-Trace": "1",
+    }
+    assert Access(http_forward_pattern=".*", hides_credentials=True).http_parameters(headers) == {"X-Trace": "1"}
+    assert Access(grpc_forward_pattern=".*", hides_credentials=True).grpc_parameters(headers) == {"X-Trace": "1"}

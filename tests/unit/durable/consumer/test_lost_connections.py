@@ -12,6 +12,7 @@ from typing import Any
 import nats
 import pytest
 
+from tests.support.access.doors import open_gate
 from tests.support.gateway.durable_lane import SERVED, Model, body_of
 from tests.unit.durable.consumer.test_lane_consumer import STEPS, replace_step
 from weir.bus.naming import durable_subjects as subjects
@@ -98,6 +99,7 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
             find_region=no_regions,
             ledger=MemoryLedger(),
             offload=Offload(),
+            gate=open_gate(),
             has_workers=lambda: True,
         )
         intake = DurableConsumer(store, services, "g", settings)
