@@ -41,11 +41,12 @@ Ask = Callable[[], Awaitable[object]]
 
 
 class Place(NamedTuple):
-    """A running server: its name in the tables, and its certificate (PEM), "" without TLS."""
+    """A running server: its name in the tables, its certificate (PEM), "" without TLS, and what its clients show."""
 
     name: str
     server: Server
     certificate: str = ""
+    authorization: str = ""
 
     def address(self, protocol: Protocol) -> ServerAddress:
         """Where clients connect to."""
@@ -69,9 +70,13 @@ async def connections(place: Place, protocol: Protocol, count: int):  # type: ig
         if protocol is Protocol.GRPC:
             channels = [await stack.enter_async_context(open_channel(address)) for _ in range(count)]
             calls = [channel.unary_unary(payload.path) for channel in channels]
-            yield [lambda call=call: call(payload.body, timeout=_TIMEOUT_S) for call in calls]
+            metadata = [("authorization", place.authorization)] if place.authorization else None
+            yield [lambda call=call: call(payload.body, timeout=_TIMEOUT_S, metadata=metadata) for call in calls]
             return
-        chunks = [http_head(address, "POST", payload.path, payload.headers, len(payload.body)), payload.body]
+        headers = dict(payload.headers)
+        if place.authorization:
+            headers["Authorization"] = place.authorization
+        chunks = [http_head(address, "POST", payload.path, headers, len(payload.body)), payload.body]
         opened = [await HttpConnection.open(address, _TIMEOUT_S) for _ in range(count)]
         for connection in opened:
             stack.callback(connection.close)
