@@ -2,9 +2,9 @@
 
     python -m benchmarks.access [--rounds 5] [--seconds 2]
 
-Two servers of the same model (64 bytes in and out), one with a policy, are up at once. The same load takes turns between the
-server without a policy and requests to the other one that show nothing, a key, and a token. CPU is that of all processes of
-a server, and ratios are taken within a round.
+Two servers of the same model (64 bytes in and out), one with a policy, are up at once. The same load takes turns between
+the server without a policy and requests to the other one that show nothing, a key, and a token. CPU is that of all
+processes of a server, and ratios are taken within a round.
 """
 
 from __future__ import annotations

@@ -337,10 +337,10 @@ class _Gateway:
             stops.callback(self._access.stop)
             await self._durable.start(background)
         stops.callback(self._durable.stop)
-        options = AuditOptions(self._settings.audit_log, self._settings.audit_max_bytes)
         with _start_errors():
-            audit = AuditRecorder(self._bus, self._durable.publisher, self._context.gate, options)
-        self._context.gate.audits = audit
+            audit = AuditRecorder(
+                self._bus, self._durable.publisher, self._context.gate, AuditOptions.of(self._settings)
+            )
         audit.start(background)
         stops.push_async_callback(audit.stop)
         await self._live_settings.start()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess
-from weir.bus.streams.declarations import AUDIT_MAX_BYTES
 from weir.durable.settings import QueueSettings
 from weir.http_server.tls import TlsOptions
 from weir.telemetry.log_settings import LogOptions
@@ -101,5 +100,3 @@ class GatewaySettings(QueueSettings, TlsOptions, LogOptions):
     trace_config: tuple[str, ...] = ()
 
     access_log: str = ""
-    audit_log: str = ""
-    audit_max_bytes: int = AUDIT_MAX_BYTES

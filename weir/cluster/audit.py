@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from nats.js.errors import NotFoundError
@@ -47,6 +47,11 @@ class AuditOptions(NamedTuple):
 
     path: str
     max_bytes: int
+
+    @classmethod
+    def of(cls, settings: Any) -> AuditOptions:
+        """Those in the settings of a role."""
+        return cls(settings.audit_log, settings.audit_max_bytes)
 
 
 class AuditRecorder:
@@ -87,7 +92,8 @@ class AuditRecorder:
                 self._keep(complete)
 
     def start(self, background: asyncio.TaskGroup) -> None:
-        """Begins to record. The stream is created for the first event."""
+        """Begins to record what the doors of the process decide. The stream is created for the first event."""
+        self._gate.audits = self
         self._bus.on_reconnect(self._forget_stream)
         self._ticking = background.create_task(self._tick())
 

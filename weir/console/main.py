@@ -26,6 +26,7 @@ from weir.bus.streams.dead_letters import DeadLetters
 from weir.calls.gateway_api import GatewayApi
 from weir.cluster.access.exposure import check_exposure
 from weir.cluster.access.service import AccessService
+from weir.cluster.audit import AuditOptions, AuditRecorder
 from weir.cluster.observation.observer import Observation
 from weir.console import DEFAULT_PORT
 from weir.console.api.acting import MAX_BODY_BYTES
@@ -139,6 +140,9 @@ async def _connect(
     publisher = AckedPublisher(bus, id)
     await publisher.start(background)
     stops.callback(publisher.stop)
+    audit = AuditRecorder(bus, publisher, access.gate, AuditOptions.of(settings))
+    audit.start(background)
+    stops.push_async_callback(audit.stop)
     observation = Observation(bus, id)
     await observation.start()
     stops.callback(observation.close)

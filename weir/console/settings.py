@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess
+from weir.bus.streams.declarations import AUDIT_MAX_BYTES
 from weir.http_server.tls import TlsOptions
 from weir.telemetry.log_settings import LogOptions
 
@@ -26,4 +27,6 @@ class ConsoleSettings(TlsOptions, LogOptions):
     allowed_hosts: tuple[str, ...] = ()
     access_policy: str = ""
     access_keys: str = ""
+    audit_log: str = ""
+    audit_max_bytes: int = AUDIT_MAX_BYTES
     require_access_policy: bool = False

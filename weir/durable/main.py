@@ -37,6 +37,7 @@ from weir.calls.trace_feed import TraceFeed
 from weir.calls.tracing import Tracing
 from weir.calls.traffic.counters import TrafficCounters, TrafficTotals
 from weir.cluster.access.service import AccessService
+from weir.cluster.audit import AuditOptions, AuditRecorder
 from weir.durable.api.reporting import CounterReporter, read_counters
 from weir.durable.api.store import DurableStore
 from weir.durable.background import BackgroundWork
@@ -139,7 +140,7 @@ class _Process:
         self._durable = DurableStore(bus, id, settings, self._catalog.knows)
         self._ramps = RampHost(self._durable.leases, self._traffic, self._traffic_totals, ModelHistory(bus))
         self._jobs = JobStore(bus, self._durable.publisher)
-        self._access = AccessService(bus, Gate(time.time), settings)
+        self._access = AccessService(bus, Gate(time.time, self._catalog.latest_version), settings)
         self._services = ConsumerServices(
             catalog=self._catalog,
             inference=self._inference,
@@ -170,6 +171,10 @@ class _Process:
             await self._cache.start()
         await self._durable.start(background)
         stops.callback(self._durable.stop)
+        audits = AuditOptions.of(self._settings)
+        audit = AuditRecorder(self._bus, self._durable.publisher, self._access.gate, audits)
+        audit.start(background)
+        stops.push_async_callback(audit.stop)
         stops.push_async_callback(self._tracing.stop)
         await self._inference.start(background)  # stopped together with the work
         await self._trace_feed.start()

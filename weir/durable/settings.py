@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weir.bus.nats.access import NO_ACCESS, BrokerAccess
-from weir.bus.streams.declarations import DEAD_MAX_BYTES, QUEUE_MAX_BYTES, RESULT_MAX_BYTES, QueueLimits
+from weir.bus.streams.declarations import (
+    AUDIT_MAX_BYTES,
+    DEAD_MAX_BYTES,
+    QUEUE_MAX_BYTES,
+    RESULT_MAX_BYTES,
+    QueueLimits,
+)
 from weir.schemas.config.parameters import QueueBounds
 from weir.telemetry.log_settings import LogOptions
 
@@ -34,6 +40,8 @@ class QueueSettings:
     nats_monitor: str = ""
     access_policy: str = ""
     access_keys: str = ""
+    audit_log: str = ""
+    audit_max_bytes: int = AUDIT_MAX_BYTES
 
     @property
     def queue_limits(self) -> QueueLimits:

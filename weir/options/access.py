@@ -43,6 +43,7 @@ ACCESS_POLICY_OPTIONS: tuple[Option, ...] = (
 )
 """The options declared in this module."""
 
+_OF_AUDIT: dict[str, Any] = {"panel": "Audit and access log", "ours": True}
 _LOGS: dict[str, Any] = {"panel": "Audit and access log", "commands": (SERVE, GATEWAY), "ours": True}
 
 _DEFAULT_AUDIT_BYTES = 64 << 20
@@ -64,7 +65,8 @@ REQUEST_LOG_OPTIONS: tuple[Option, ...] = (
         shown_default="none",
         help="File for audit events as lines of JSON, - for standard output: each refused request, and each allowed one "
         "that changes the server or reads what belongs to others. They are also kept in the broker, for `weir audit`.",
-        **_LOGS,
+        commands=(SERVE, GATEWAY, DURABLE, CONSOLE),
+        **_OF_AUDIT,
     ),
     Option(
         names=("--audit-max-bytes",),
@@ -72,7 +74,8 @@ REQUEST_LOG_OPTIONS: tuple[Option, ...] = (
         default=_DEFAULT_AUDIT_BYTES,
         help="Maximum size of the audit events in the broker; beyond it, and after 30 days, the oldest are deleted. The "
         "broker reserves it.",
-        **_LOGS,
+        commands=(SERVE, GATEWAY, DURABLE, CONSOLE),
+        **_OF_AUDIT,
     ),
 )
 """The options declared in this module."""

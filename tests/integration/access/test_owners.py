@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import nats
 import pytest
 
@@ -40,7 +41,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         write_identity(folder / "models", name, "FP32")
     (folder / "batch").mkdir()
     (folder / "batch" / "in.jsonl").write_text(json.dumps(infer_body()) + "\n")
-    with Guarded(folder, folder / "models", POLICY, f"--batch-root={folder / 'batch'}") as server:
+    with Guarded(folder, folder / "models", POLICY, "--console-port=0", f"--batch-root={folder / 'batch'}") as server:
         yield World(server)
 
 
@@ -150,12 +151,17 @@ def test_a_revoked_key_is_refused_at_every_door(world: World) -> None:
     assert record.headers["Weir-Status"] == "401"
 
 
-def test_the_audit_log_names_who_was_refused(world: World) -> None:
+def test_the_audit_log_names_who_was_refused_at_each_door(world: World) -> None:
     world.server.ask("POST", "/v2/repository/models/net/load", world.bob)
+    asyncio.run(published(world, "event.other", {"Authorization": f"Bearer {world.bob}"}, "audited"))
+    console = world.server.printed_value("console")
+    headers = {"authorization": f"Bearer {world.bob}"}
+    assert httpx.get(f"{console}/api/status", headers=headers).status_code == 403
 
     def told() -> bool:
         shown = weir(world.server.folder, "audit", "--denied", "--json", f"--nats={world.server.nats_url}")
         events = [json.loads(line) for line in shown.stdout.splitlines()]
-        return any(event.get("principal") == "bob" and event["action"] == "load" for event in events)
+        of_bob = {(event["door"], event["action"]) for event in events if event.get("principal") == "bob"}
+        return of_bob >= {("http", "load"), ("durable", "infer"), ("console", "console-read")}
 
     wait_until(told)
