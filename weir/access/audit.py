@@ -30,14 +30,17 @@ TOO_MANY_KINDS = "too many different refusals within a second"
 
 _NOT_AUDITED_IF_ALLOWED = frozenset(
     [
-        Action.HEALTH.value,
-        Action.METADATA.value,
-        Action.INFER.value,
-        Action.STATISTICS.value,
-        Action.METRICS.value,
-        Action.CONSOLE_READ.value,
+        Action.HEALTH,
+        Action.METADATA,
+        Action.INFER,
+        Action.STATISTICS,
+        Action.METRICS,
+        Action.CONSOLE_READ,
     ]
 )
+
+
+_WORDS_NOT_AUDITED = frozenset(action.value for action in _NOT_AUDITED_IF_ALLOWED)
 
 
 class AuditEvent(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -121,7 +124,7 @@ def event_of(  # noqa: PLR0913 - what a door knows of a request
 
 def is_audited(action: Action, allowed: bool) -> bool:
     """Whether a decision is an event. A door asks this first where most of its decisions are none, as for inference."""
-    return not allowed or action.value not in _NOT_AUDITED_IF_ALLOWED
+    return not allowed or action not in _NOT_AUDITED_IF_ALLOWED
 
 
 class Audits(Protocol):
@@ -154,7 +157,7 @@ class AuditMerge:
         """Takes `event`. Returns what is complete now: allowed events at once, refusals once their time is over."""
         complete = self.expire(event.time_s)
         if event.allowed:
-            if event.action not in _NOT_AUDITED_IF_ALLOWED:
+            if event.action not in _WORDS_NOT_AUDITED:
                 complete.append(event)
             return complete
         key: tuple[str, ...] = event.principal, event.action, event.model, event.door, event.why

@@ -95,6 +95,8 @@ class Gate:
 
     def __init__(self, clock: Callable[[], float], latest_version: Callable[[str], int] = lambda _model: 0) -> None:
         self.audits: Audits = NO_AUDIT
+        self.is_on = False
+        """Whether there is a policy."""
         self._clock = clock
         self._decisions: Decisions | None = None
         self._keys = KeyRing()
@@ -105,14 +107,10 @@ class Gate:
 
     # What it goes by
 
-    @property
-    def is_on(self) -> bool:
-        """Whether there is a policy."""
-        return self._decisions is not None
-
     def use_policy(self, policy: AccessPolicy) -> None:
         """Decides by this policy from now on."""
         self._decisions = Decisions(policy)
+        self.is_on = True
         self._by_certificate = {
             row.subject or f"{row.san}": Principal(
                 row.principal, row.tenant, frozenset(row.roles), Proof.CERTIFICATE, row.subject or f"{row.san}"

@@ -25,6 +25,9 @@ class Action(Enum):
 
     is_of_model: bool
 
+    # That of `Enum` is Python code, and decisions are looked up by action for every request.
+    __hash__ = object.__hash__
+
     def __new__(cls, word: str, is_of_model: bool) -> Action:
         """An action whose value is its word in a policy."""
         action = object.__new__(cls)
