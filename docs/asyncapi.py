@@ -21,6 +21,7 @@ REQUEST_HEADERS = {
     "Weir-Sequence-Id": "as the parameter `sequence_id`",
     "Weir-Sequence-Start": "as the parameter `sequence_start`",
     "Weir-Sequence-End": "as the parameter `sequence_end`",
+    "Authorization": "`Bearer KEY`: a key or a token of the sender, with an access policy",
     "traceparent": "the caller's trace (W3C)",
     "tracestate": "the caller's trace (W3C)",
 }
