@@ -81,6 +81,7 @@ class OwnershipController:
         self._presence = Presence(bus, "scheduler", scheduler_id, self._describe)
         self._view = PresenceView(bus, "scheduler")
         self._is_draining = False
+        self._has_handed_over = False
         self._tasks_in_progress: set[asyncio.Task[None]] = set()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_CHANGES)
         self._scheduled: asyncio.Handle | None = None
@@ -120,7 +121,10 @@ class OwnershipController:
             await self._attempt(self._bus.flush())  # by then nats-server has reported lost owners
 
     async def hand_over_all(self, timeout_s: float) -> None:
-        """Hands over all queues, if another scheduler can take them, and waits for actions in progress."""
+        """Hands over all queues, if another scheduler can take them, and waits for actions in progress.
+
+        Heartbeats go on until `withdraw`: without, the ends of batches that still run would be held back.
+        """
         self._is_draining = True
         self._policy.drain()
         self._presence.publish()
@@ -128,13 +132,14 @@ class OwnershipController:
         while self._policy.held and self._policy.has_successors and time.monotonic() < deadline_s:
             self._act()
             await asyncio.sleep(_POLL_S)
-        for task in self._tasks:
-            task.cancel()
+        self._has_handed_over = True
         if self._tasks_in_progress:
             await asyncio.wait(self._tasks_in_progress, timeout=timeout_s)
 
     async def withdraw(self) -> None:
         """Writes records without an owner for the remaining queues, and sends the last heartbeat."""
+        for task in self._tasks:
+            task.cancel()
         await _for_each(self._records.items(), lambda held: self._attempt(self._owners.write(held[0], "", held[1])))
         self._presence.publish(leaving=True)
 
@@ -337,6 +342,8 @@ class OwnershipController:
             for other in self._policy.others:
                 self._probe(other)
         await self._attempt(self._renew_lease())
+        if self._has_handed_over:
+            return
         if self._service.lease_gate.is_open:
             await self._attempt(self._check_consumers())
         self._act()

@@ -154,6 +154,19 @@ def test_sigterm_lets_requests_end_and_stops_then(serve: Serve, tmp_path: Path) 
     assert (tmp_path / "data" / "jetstream").is_dir(), "a folder that was named is kept"
 
 
+def test_a_stop_ends_with_the_request_of_a_client_that_has_disconnected(serve: Serve, tmp_path: Path) -> None:
+    """The gateway is gone long before the model has run it; the scheduler waits for it, and not for the exit timeout."""
+    write_slow(tmp_path / "models")
+    server = serve(tmp_path / "models", "--exit-timeout-secs=10")
+    arrays = {"VALUE": np.array([[3]], np.int64), "DELAY_MS": np.array([[1500]], np.float32)}
+    with RawConnection(server.port) as connection:
+        connection.send(post("/v2/models/slow/infer", infer_body(arrays)))
+        wait_until(lambda: server.in_flight() == 1)
+    wait_until(lambda: server.in_flight() == 0)
+    assert server.stop() == 0  # 1 if a process had to be killed after the exit timeout
+    assert "has not stopped in time" not in server.log()
+
+
 def test_requests_longer_than_the_exit_timeout_are_given_up(serve: Serve, tmp_path: Path) -> None:
     write_slow(tmp_path / "models")
     server = serve(tmp_path / "models", "--exit-timeout-secs=1")

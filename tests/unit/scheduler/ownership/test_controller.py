@@ -117,6 +117,22 @@ async def test_one_scheduler_owns_all_queues_and_writes_their_records(cluster: C
     await eventually(lambda: "later" in only.queues)
 
 
+async def test_a_scheduler_that_stops_renews_its_lease_until_it_withdraws(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without, the ends of batches that run longer than the lease would never arrive, and the stop wait for them."""
+    await cluster.serve(["m0"])
+    only = await cluster.scheduler("a")
+    await only.controller.hand_over_all(3.0)
+    gate = only.service.lease_gate
+    renewed: list[float] = []
+    renew = gate.renew
+    monkeypatch.setattr(gate, "renew", lambda sent_s: renewed.append(sent_s) or renew(sent_s))
+    await eventually(lambda: len(renewed) >= 3)
+    assert gate.is_open
+    assert only.queues == {"m0"}
+
+
 async def test_a_load_of_an_unknown_or_unreadable_model_makes_no_queue(cluster: Cluster) -> None:
     await cluster.serve(["m0"])
     only = await cluster.scheduler("a")
