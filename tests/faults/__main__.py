@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
+from tests.faults.policy import write_policy
 from tests.faults.report import FaultReport, Skipped
 from tests.faults.scene import Task
 from tests.faults.suite import FAULTS
@@ -50,6 +51,7 @@ def main() -> int:
     parser.add_argument("--schedulers", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--gateways", type=int, default=1)
+    parser.add_argument("--policy", action="store_true", help="with an access policy; all clients show a key")
     parser.add_argument("--table", action="store_true", help="print a table in the end")
     parser.add_argument("--keep", type=Path, help="keep ledgers and logs in this new folder")
     options = parser.parse_args()
@@ -67,6 +69,7 @@ def main() -> int:
                 schedulers=options.schedulers,
                 workers=options.workers,
                 gateways=options.gateways,
+                policy=write_policy(folder) if options.policy else None,
             )
             lines.append(_try(id, task))
             print(lines[-1].text(), flush=True)

@@ -22,7 +22,9 @@ from typing import Any
 
 import psutil
 
+from tests.faults.policy import lets_in_the_key_alone, new_key
 from tests.faults.steps import PausePoints
+from weir import API_KEY_VARIABLE
 from weir.bus.nats.embedded_server import find_binary
 from weir.runtime.child_processes import dies_with_parent
 from weir.runtime.readiness import READY_FD
@@ -58,6 +60,8 @@ class Shape:
     """Additional command line options, by role."""
     addresses: dict[str, str] = field(default_factory=dict)
     """The listen address of a process, by name; loopback by default."""
+    policy: Path | None = None
+    """The access policy of the gateways. The key of a client is then in the variable WEIR_API_KEY of this process."""
 
     def names(self, role: str) -> list[str]:
         """The processes of a role."""
@@ -159,6 +163,10 @@ class Cluster:
                 member = self.members[name] = Member(name, lambda n=name: self._start(n), role != "nats-server")
                 self._begin(member)
             await self.until(lambda role=role: all(m.is_ready for m in self.of(role)), _READY_S, f"{role} ready")
+        if self.shape.policy is not None:
+            os.environ[API_KEY_VARIABLE] = await new_key(self.nats_url)
+            for number in range(self.shape.gateways):
+                await lets_in_the_key_alone(self.http(number))
 
     def of(self, role: str) -> list[Member]:
         """The processes of a role."""
@@ -300,6 +308,8 @@ class Cluster:
         command += self.shape.options.get(role, ())
         if role == "worker":
             command.append(f"--model-repository={self._repository}")
+        if role == "gateway" and self.shape.policy is not None:
+            command.append(f"--access-policy={self.shape.policy}")
         if role == "gateway":
             facts = self.members[name].facts
             command += [f"--{door}-port={facts.get(f'{door}_port', 0)}" for door in ("http", "grpc", "metrics")]
@@ -320,6 +330,8 @@ async def running(folder: Path, repository: Path, shape: Shape) -> AsyncIterator
         if minding is not None:
             minding.cancel()
         await cluster.end()
+        if shape.policy is not None:
+            os.environ.pop(API_KEY_VARIABLE, None)
 
 
 def _free_port() -> int:

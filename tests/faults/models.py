@@ -11,6 +11,7 @@ import nats
 from nats.js.errors import NotFoundError
 
 from weir.bus.naming.durable_subjects import RESULT_STREAM, event, result
+from weir.options.api_key import authorization
 
 DIGEST = "digest"
 """SHA-256 of some bytes, as that of `benchmarks.durable`, but that a batch takes some milliseconds."""
@@ -175,7 +176,7 @@ def bytes_request(data: bytes, id: str = "") -> tuple[bytes, dict[str, str]]:
     tensor = len(data).to_bytes(4, "little") + data
     given = {"name": "DATA", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(tensor)}}
     header = json.dumps({**({"id": id} if id else {}), "inputs": [given]}).encode()
-    return header + tensor, {"Inference-Header-Content-Length": str(len(header))}
+    return header + tensor, {"Inference-Header-Content-Length": str(len(header)), **authorization("")}
 
 
 def int64_request(value: int, **parameters: object) -> bytes:

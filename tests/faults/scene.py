@@ -19,6 +19,7 @@ from tests.faults.loads.durable import DurableLoad
 from tests.faults.loads.live import LiveLoad
 from tests.faults.models import write_models
 from tests.faults.report import FaultReport
+from weir.options.api_key import authorization
 
 _STEP_S = 20.0
 """A step that no request comes to within this time is not reached."""
@@ -30,7 +31,8 @@ _BUSY = {"scheduler": "batched", "worker": "executing"}
 
 @dataclass(kw_only=True)
 class Task:
-    """What was asked of a fault: its seed, how often (None: as often as it does by itself), and how many of each role."""
+    """What was asked of a fault: its seed, how often (None: as often as it does by itself), how many of each role, and
+    the access policy of the gateways (None: none)."""
 
     seed: int
     folder: Path
@@ -38,6 +40,7 @@ class Task:
     schedulers: int = 1
     workers: int = 1
     gateways: int = 1
+    policy: Path | None = None
     draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,7 +53,7 @@ class Task:
     def shape(self, **more: object) -> Shape:
         """The cluster that was asked for, with more said of it."""
         counts = {"schedulers": self.schedulers, "workers": self.workers, "gateways": self.gateways}
-        return Shape(**{**counts, **more})  # type: ignore[arg-type]
+        return Shape(**{**counts, "policy": self.policy, **more})  # type: ignore[arg-type]
 
 
 class Scene:
@@ -127,7 +130,8 @@ class Scene:
         """The sum of a counter in the gateways' metrics."""
         total = 0.0
         for number in range(self.cluster.shape.gateways):
-            with urllib.request.urlopen(self.cluster.metrics(number), timeout=5) as answer:
+            asked = urllib.request.Request(self.cluster.metrics(number), headers=authorization(""))
+            with urllib.request.urlopen(asked, timeout=5) as answer:
                 text = answer.read().decode()
             total += sum(float(value) for value in re.findall(rf"^{name}\S* (\S+)", text, re.MULTILINE))
         return int(total)

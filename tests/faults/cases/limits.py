@@ -18,6 +18,7 @@ from tests.faults.report import FaultReport
 from tests.faults.scene import Scene, Task, scene
 from weir.bus.naming import subjects
 from weir.bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM, event
+from weir.options.api_key import authorization
 
 _JUNK_BYTES = 4 << 20
 _MOST_JUNK = 400
@@ -162,6 +163,7 @@ async def _lost_object(on: Scene) -> None:
     inbox = client.new_inbox()
     replies = await client.subscribe(inbox)
     headers = {"Nats-Msg-Id": f"claims-{uuid4()}", "Weir-Object": "not-there", "Weir-Reply-To": inbox}
+    headers |= authorization("")
     await client.jetstream().publish(event(DIGEST), b"", headers=headers)
     message = await replies.next_msg(30)
     told = {name.lower(): value for name, value in (message.headers or {}).items()}

@@ -108,7 +108,8 @@ async def killed_parent(task: Task) -> FaultReport:
     for number in range(task.times(5)):
         folder = task.folder / str(number)
         folder.mkdir()
-        with tireless(folder, task.folder / "models") as server:
+        options = [f"--access-policy={task.policy}"] if task.policy is not None else []
+        with tireless(folder, task.folder / "models", *options) as server:
             children = psutil.Process(server.process.pid).children(recursive=True)
             segments = _segments([child.pid for child in children])
             await asyncio.sleep(task.draw.uniform(0.0, 0.5))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from weir.options.api_key import authorization
+
 _LARGEST = 64 << 20
 
 
@@ -18,10 +20,14 @@ class Answer(NamedTuple):
 
 
 class HttpCaller:
-    """One HTTP connection for one request after another. `unasked` counts unsolicited bytes: a duplicated response."""
+    """One HTTP connection for one request after another. `unasked` counts unsolicited bytes: a duplicated response.
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    Each request has the headers `shown`: those that show the key in WEIR_API_KEY, where nothing else is given.
+    """
+
+    def __init__(self, address: tuple[str, int], shown: Mapping[str, str] | None = None) -> None:
         self.address = address
+        self._shown = authorization("") if shown is None else shown
         self.unasked = 0
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -31,7 +37,7 @@ class HttpCaller:
     ) -> Answer:
         """The answer. Raises OSError or asyncio.IncompleteReadError when the connection ends without one."""
         try:
-            return await self._ask(path, body, headers or {}, method)
+            return await self._ask(path, body, {**self._shown, **(headers or {})}, method)
         except BaseException:
             self.close()
             raise

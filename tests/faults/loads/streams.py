@@ -13,6 +13,7 @@ import tritonclient.grpc.aio as triton_aio
 
 from tests.faults.account import Findings
 from tests.faults.models import COUNTED
+from weir.options.api_key import authorization
 
 _INTERRUPTED = ("the rest of the response was lost", "worker was lost while it was streaming")
 """Of the errors with which a response that was interrupted may end. Both say that the request may be sent again."""
@@ -64,11 +65,12 @@ class StreamLoad:
             await is_final.wait()
 
         findings, numbers = self.findings, []
+        shown = {name.lower(): value for name, value in authorization("").items()}
         findings.requests += 1
         ends = 0
         try:
             async with asyncio.timeout(_PATIENCE_S):
-                async for result, error in client.stream_infer(requests()):
+                async for result, error in client.stream_infer(requests(), headers=shown):
                     if error is not None:
                         ends += 1
                         if any(text in str(error) for text in _INTERRUPTED):

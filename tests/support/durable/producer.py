@@ -1,7 +1,7 @@
 """A producer process that records each request in a ledger and publishes it until it is stored.
 
 A request without an acknowledgement is published again with the same `Nats-Msg-Id`. Responses on its reply subject are
-compared with the expected output and with earlier responses.
+compared with the expected output and with earlier responses. It shows the key in WEIR_API_KEY, if there is one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from weir.bus.naming.durable_subjects import event
 from weir.bus.nats.connection import Bus, Message
 from weir.bus.nats.headers import pack_headers, parse_headers
 from weir.bus.streams.acked_publisher import AckedPublisher, StoreAck
+from weir.options.api_key import authorization
 
 BLOCK = 256
 """Requests that are written down at a time, at most; at a given rate, those of a second."""
@@ -144,6 +145,7 @@ class _Producer:
             "Nats-Msg-Id": id_of(number),
             "Inference-Header-Content-Length": str(len(header)),
             "Weir-Reply-To": f"replies.{self._share.name}.{number}",
+            **authorization(""),
         }
         self._publisher.publish(
             self._subject, header + tensor, pack_headers(headers), partial(self._on_stored, number, payload)
