@@ -255,9 +255,12 @@ class Gate:
 
     def check_any(self, principal: Principal, action: Action) -> None:
         """As `check`, for a list: raises if `principal` may do this to no model at all."""
-        if self._decisions is None or self._decisions.is_any_allowed(principal, action):
-            return
-        self.check(principal, action)
+        if not self.may_any(principal, action):
+            self.check(principal, action)
+
+    def may_any(self, principal: Principal, action: Action) -> bool:
+        """Whether `principal` may do this to some model."""
+        return self._decisions is None or self._decisions.is_any_allowed(principal, action)
 
     def limits_of(self, principal: Principal) -> Limits:
         """What the owner of the principal's requests may take; without limits where there is no policy."""

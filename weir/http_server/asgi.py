@@ -21,8 +21,11 @@ CONNECTION_KEY = "weir.connection"
 CERTIFICATE_KEY = "weir.certificate"
 """Where the ASGI scope holds the `CertificateNames` of the client, None without a certificate."""
 
-CHALLENGE = 'Bearer realm="weir", Basic realm="weir"'
-"""How a client may show who it is (`WWW-Authenticate`). Browsers ask for a password on the second. Source: RFC 9110, 11."""
+CHALLENGES = ('Bearer realm="weir"', 'Basic realm="weir"')
+"""How a client may show who it is: the values of the headers `WWW-Authenticate`. Browsers ask for a password on the second.
+
+Each stands in a header of its own, for Chromium reads a header as one challenge. Source: RFC 9110, 11.6.1.
+"""
 
 EXCHANGE_KEY = "weir.exchange"
 """Where the ASGI scope holds the `AsgiExchange` of the request."""
@@ -377,5 +380,5 @@ def raw_error_response(error: WeirError, status: int = 0) -> tuple[bytes, bytes]
     if error.retry_after_s:
         extra = b"Retry-After: %d\r\n" % error.retry_after_s
     elif error.code is ErrorCode.UNAUTHENTICATED:
-        extra = b"WWW-Authenticate: %b\r\n" % CHALLENGE.encode()
+        extra = b"".join(b"WWW-Authenticate: %b\r\n" % challenge.encode() for challenge in CHALLENGES)
     return b"%sContent-Type: application/json\r\n%s" % (_STATUS_LINES[status or error.http_status], extra), body

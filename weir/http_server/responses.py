@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from weir.http_server.asgi import CHALLENGE
+from weir.http_server.asgi import CHALLENGES
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.kserve.response import error_body
 
@@ -20,5 +20,6 @@ def weir_error_response(error: WeirError) -> Response:
     if error.retry_after_s:
         response.headers["Retry-After"] = str(error.retry_after_s)
     if error.code is ErrorCode.UNAUTHENTICATED:
-        response.headers["WWW-Authenticate"] = CHALLENGE
+        for challenge in CHALLENGES:
+            response.headers.append("WWW-Authenticate", challenge)
     return response

@@ -10,8 +10,10 @@ from functools import partial
 from typing import Any
 
 import orjson
+from starlette.requests import Request
 
 from weir.access.gate import Gate
+from weir.access.policy.actions import Action
 from weir.bus.nats.connection import Bus
 from weir.bus.nats.replies import ReplyInbox
 from weir.bus.streams.dead_letters import DeadLetters
@@ -19,6 +21,7 @@ from weir.calls.gateway_api import TIMEOUT_S, GatewayApi
 from weir.calls.gateway_api import Response as ApiResponse
 from weir.cluster.observation.observer import Observation
 from weir.console.collection.view import ClusterView
+from weir.http_server.door import principal_of
 from weir.schemas.core.errors import WeirError, unavailable
 
 INDEX_INTERVAL_S = 2.0
@@ -31,6 +34,18 @@ AUTHORIZATION: ContextVar[str] = ContextVar("authorization", default="")
 """The `Authorization` header of the request that is being answered: gateways decide by it."""
 
 NO_GATEWAY = "no gateway replies: requests can be sent again once one does"
+
+
+MAX_ASKERS = 100
+"""Principals whose view of the models is kept for a moment."""
+
+
+@dataclass
+class _Index:
+    """What a gateway has said of the repositories to one principal, and when it was asked."""
+
+    rows: Sequence[Mapping[str, Any]] = ()
+    asked_s: float = float("-inf")
 
 
 @dataclass(kw_only=True)
@@ -52,9 +67,7 @@ class ConsoleContext:
     allows_changes: bool
     access_file: str = ""
     gate: Gate = field(default_factory=partial(Gate, time.time))
-    _indexed_for: str = field(default="", init=False)
-    _index: Sequence[Mapping[str, Any]] = field(default=(), init=False)
-    _indexed_s: float = field(default=float("-inf"), init=False)
+    _indexes: dict[str, _Index] = field(default_factory=dict, init=False)
 
     @property
     def max_request_bytes(self) -> int:
@@ -85,17 +98,27 @@ class ConsoleContext:
         except (WeirError, orjson.JSONDecodeError):
             return None
 
-    async def repository_index(self) -> Sequence[Mapping[str, Any]]:
-        """The models in the repositories, loaded or not; as they were last known while no gateway responds."""
+    async def repository_index(self, request: Request) -> Sequence[Mapping[str, Any]]:
+        """The models in the repositories that the sender may see, loaded or not.
+
+        They are as they were last known while no gateway responds.
+        """
+        if not self.gate.may_any(principal_of(request), Action.METADATA):
+            return ()
         asker = AUTHORIZATION.get()
-        if time.monotonic() >= self._indexed_s + INDEX_INTERVAL_S or asker != self._indexed_for:
-            self._indexed_s, self._indexed_for = time.monotonic(), asker
+        index = self._indexes.get(asker)
+        if index is None:
+            if len(self._indexes) >= MAX_ASKERS:
+                self._indexes.clear()
+            index = self._indexes[asker] = _Index()
+        if time.monotonic() >= index.asked_s + INDEX_INTERVAL_S:
+            index.asked_s = time.monotonic()
             try:
                 response = await self.ask_gateway("POST", "/v2/repository/index", b"{}", timeout_s=INDEX_TIMEOUT_S)
-                self._index = orjson.loads(response.body) if response.status == 200 else ()
+                index.rows = orjson.loads(response.body) if response.status == 200 else ()
             except (WeirError, orjson.JSONDecodeError):
                 pass
-        return self._index
+        return index.rows
 
 
 def own_authorization() -> dict[str, str]:

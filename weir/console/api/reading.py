@@ -14,9 +14,10 @@ from starlette.responses import Response
 from weir.access.policy.actions import Action
 from weir.calls.catalog import ServedModel
 from weir.cluster.counters.version_totals import VersionTotals
-from weir.console.api.context import ConsoleContext
+from weir.console.api.context import AUTHORIZATION, MAX_ASKERS, ConsoleContext
 from weir.console.api.responses import error_response, json_response, read_integer
 from weir.console.history.series import MODEL_COLUMNS
+from weir.http_server.door import gate_of, principal_of
 from weir.http_server.routing import Route
 from weir.schemas.core.names import model_path, plain_name
 from weir.schemas.kserve.sample_inputs import declared_inputs, sample_body, sample_tensors
@@ -38,6 +39,8 @@ def reading_routes(context: ConsoleContext) -> list[Route]:
             {
                 "release": context.release,
                 "allow_changes": context.allows_changes,
+                "denied": _why_not(request, Action.CONSOLE_CHANGE),
+                "needs_key": context.gate.is_on,
                 "cluster": {
                     "url": context.broker_url,
                     "access_file": context.access_file,
@@ -60,14 +63,14 @@ def reading_routes(context: ConsoleContext) -> list[Route]:
         return json_response({"at_ms": view.tick.at_ms, "resolution": view.history.since(model, since_ms)})
 
     async def models(request: Request) -> Response:
-        return Response(await pages.models(), media_type="application/json")
+        return Response(await pages.models(request), media_type="application/json")
 
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         served = view.catalog.served_model(name)
-        if served is None and not any(row["name"] == name for row in await context.repository_index()):
+        if served is None and not any(row["name"] == name for row in await context.repository_index(request)):
             return error_response(404, f"there is no model '{name}'")
-        return json_response(await _details(context, name, served))
+        return json_response(await _details(context, request, name, served))
 
     return [
         Route("/api/session", session, Action.CONSOLE_READ),
@@ -79,25 +82,35 @@ def reading_routes(context: ConsoleContext) -> list[Route]:
 
 
 class _TickCache:
-    """Answers that are built once for each tick, however many pages ask."""
+    """Answers that are built once for each tick and principal, however many pages ask."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self._context = context
         self._number = -1
-        self._models = b""
+        self._models: dict[str, bytes] = {}
 
-    async def models(self) -> bytes:
-        """The list of all models with their load."""
+    async def models(self, request: Request) -> bytes:
+        """The list of all models that the sender may see, with their load."""
         tick = self._context.view.tick
-        if tick.number != self._number or not self._models:
+        if tick.number != self._number or len(self._models) >= MAX_ASKERS:
             self._number = tick.number
-            rows = await _model_rows(self._context)
+            self._models = {}
+        pages, asker = self._models, AUTHORIZATION.get()
+        page = pages.get(asker)
+        if page is None:
+            rows = await _model_rows(self._context, request)
             mode = self._context.view.control_mode
-            self._models = orjson.dumps({"at_ms": tick.at_ms, "control_mode": mode, "models": rows})
-        return self._models
+            page = pages[asker] = orjson.dumps({"at_ms": tick.at_ms, "control_mode": mode, "models": rows})
+        return page
 
 
-async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
+def _why_not(request: Request, action: Action, model: str = "") -> str:
+    """Why the sender may not do this; "" where it may."""
+    decision = gate_of(request).decide(principal_of(request), action, model)
+    return "" if decision.is_allowed else decision.why
+
+
+async def _model_rows(context: ConsoleContext, request: Request) -> list[dict[str, Any]]:
     """One row for each model that is served, known to the registry, or that lies in a repository."""
     view = context.view
     loads = view.tick.load.models if view.tick.load is not None else {}
@@ -130,7 +143,7 @@ async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
             **loads.get(name, _NO_LOAD),
         }
     names = {row["name"] for row in rows.values()}  # the index has no namespaces
-    for unserved in await context.repository_index():
+    for unserved in await context.repository_index(request):
         if unserved["name"] not in names:
             rows[unserved["name"]] = {
                 "id": unserved["name"],
@@ -146,11 +159,24 @@ async def _model_rows(context: ConsoleContext) -> list[dict[str, Any]]:
     return [rows[name] for name in sorted(rows)]
 
 
-async def _details(context: ConsoleContext, name: str, served: ServedModel | None) -> dict[str, Any]:
-    """Everything about one model; without its configuration and statistics while no worker serves it."""
+async def _details(context: ConsoleContext, request: Request, name: str, served: ServedModel | None) -> dict[str, Any]:
+    """Everything about one model; without its configuration and statistics while no worker serves it.
+
+    `denied` has why the sender may not see what a gateway would have.
+    """
     path = model_path(name)
+    denied: dict[str, str] = {}
+
+    async def read(field: str, action: Action, path: str) -> Any:
+        # A request that a gateway would refuse would be an event of the audit log, every other second.
+        why = _why_not(request, action, name)
+        if why:
+            denied[field] = why
+            return None
+        return await context.read_gateway(path)
+
     history, traffic = await asyncio.gather(
-        context.read_gateway(f"{path}/history"), context.read_gateway(f"{path}/traffic")
+        read("history", Action.LOAD, f"{path}/history"), read("traffic", Action.TRAFFIC, f"{path}/traffic")
     )
     rows: list[dict[str, Any]] = []
     if served is not None:
@@ -162,21 +188,22 @@ async def _details(context: ConsoleContext, name: str, served: ServedModel | Non
         "id": name,
         "name": plain_name(name),
         "versions": [] if served is None else served.versions,
-        "metadata": None if served is None else await context.read_gateway(path),
+        "metadata": None if served is None else await read("metadata", Action.METADATA, path),
         "config": None if served is None else served.config.model_dump(mode="json", exclude_defaults=True),
-        "reason": "" if served is not None else await _reason(context, name),
+        "reason": "" if served is not None else await _reason(context, request, name),
         "completed": [] if served is None else list(served.completed),
         "statistics": rows,
         "history": history,
         "traffic": traffic,
         "labels": {} if served is None else {output: len(labels) for output, labels in served.labels.items()},
         **_sample(served),
+        "denied": denied,
     }
 
 
-async def _reason(context: ConsoleContext, name: str) -> str:
+async def _reason(context: ConsoleContext, request: Request, name: str) -> str:
     """Why a model that is not served is not: "" where no load of it has failed."""
-    rows = [*context.view.catalog.index(), *await context.repository_index()]
+    rows = [*context.view.catalog.index(), *await context.repository_index(request)]
     reasons = (row.get("reason", "") for row in rows if row["name"] == name)
     return next((reason for reason in reasons if reason not in ("", UNLOADED)), "")
 

@@ -6,6 +6,7 @@ import { html, render, useEffect, useErrorBoundary, useRef, useState } from "./c
 import { useKeys } from "./core/keys.js";
 import { usePoll } from "./core/polling.js";
 import { link, useRoute } from "./core/router.js";
+import { readOnly } from "./components/controls.js";
 import { Reports } from "./components/dialog.js";
 import { Finder, KeyHelp } from "./components/finder.js";
 import { Batching } from "./views/batching.js";
@@ -95,7 +96,7 @@ function Navigation({ current, status, session, onHelp, onFind }) {
       <${ThemeSwitch} />
       <button type="button" class="plain" onClick=${onHelp} title="Keys (?)">Keys<kbd>?</kbd></button>
       <p class="about">
-        ${session ? html`${session.release ? `Weir ${session.release}` : "Weir, from a checkout"}<br />${status?.broker ? `NATS ${status.broker.version}` : "NATS"}<br />${session.allow_changes ? "Changes allowed" : "Read-only"}` : "…"}
+        ${session ? html`${session.release ? `Weir ${session.release}` : "Weir, from a checkout"}<br />${status?.broker ? `NATS ${status.broker.version}` : "NATS"}<br />${readOnly(session) ? "Read-only" : "Changes allowed"}` : "…"}
       </p>
     </div>
   </nav>`;

@@ -4,7 +4,14 @@ import { UNKNOWN } from "../core/format.js";
 import { html, useId, useRef, useState } from "../core/html.js";
 import { confirmed, report } from "./dialog.js";
 
-export const READ_ONLY = "The console is read-only: start the server with --console-allow-changes to change things from here.";
+const READ_ONLY = "The console is read-only: start the server with --console-allow-changes to change things from here.";
+
+/** Why nothing can be changed from here: "" where it can be, or is not known yet. */
+export function readOnly(session) {
+  if (!session) return "";
+  if (!session.allow_changes) return READ_ONLY;
+  return session.denied ? `You may not change things from here: ${session.denied}.` : "";
+}
 
 /**
  * A button that does something. `title` states what it will do. `confirm` is `{title, text}`, asked before. `run()` does it and
@@ -12,7 +19,7 @@ export const READ_ONLY = "The console is read-only: start the server with --cons
  */
 export function Action({ label, title, run, confirm = null, reason = "", tone = "", session = null }) {
   const [isRunning, setRunning] = useState(false);
-  const why = session && !session.allow_changes ? READ_ONLY : reason;
+  const why = readOnly(session) || reason;
   async function onClick() {
     if (why || isRunning) return;
     if (confirm && !(await confirmed(confirm.title, confirm.text, label))) return;
@@ -33,7 +40,8 @@ export function Action({ label, title, run, confirm = null, reason = "", tone = 
 
 /** A note where the console is read-only. */
 export function ReadOnlyNote({ session }) {
-  return session && !session.allow_changes ? html`<p class="note">${READ_ONLY}</p>` : null;
+  const why = readOnly(session);
+  return why ? html`<p class="note">${why}</p>` : null;
 }
 
 /** Tabs: `tabs` is `[[id, label]]`. Left and right move. */

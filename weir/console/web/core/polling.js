@@ -1,10 +1,14 @@
 // Polling of the server: each path has one poller, however many components use it, and only while one of them is mounted and
-// the tab is visible. A poller that gets no reply tries again after 1, 2, 4 and at most 8 seconds.
+// the tab is visible. A poller that gets no reply tries again after 1, 2, 4 and at most 8 seconds, one that is denied after a
+// minute.
 
-import { ConnectionError, connection, get } from "./api.js";
+import { ApiError, ConnectionError, connection, get } from "./api.js";
 import { useEffect, useState } from "./html.js";
 
 const MAX_WAIT_MS = 8000;
+
+/** What the access policy denies is denied the next time too, until somebody edits it; each refusal is in the audit log. */
+const DENIED_WAIT_MS = 60_000;
 const KEPT_PATHS = 40;
 
 /** @type {Map<string, Poller>} pollers by path, the most recently used last: their last data is shown when a view returns. */
@@ -78,6 +82,7 @@ class Poller {
       waitMs = Math.min(MAX_WAIT_MS, 1000 * 2 ** (this._failures - 1));
       connection.failed(Date.now() + waitMs);
     }
+    if (this.error instanceof ApiError && this.error.status === 403) waitMs = DENIED_WAIT_MS;
     this._plan(waitMs);
     for (const listener of this._listeners.keys()) listener();
   }

@@ -10,7 +10,8 @@ import { cells, numeric, Table } from "../components/table.js";
 
 const LIMIT = 200;
 
-export function DeadLetters({ route, session, status }) {
+export function DeadLetters({ route, session: whole, status }) {
+  const session = whole && { ...whole, denied: "" }; // who may see the letters may replay and delete them
   const model = route.query.model ?? "";
   const seq = route.path[1] ?? "";
   const { data, error } = usePoll(`/api/dead?${new URLSearchParams({ ...(model ? { model } : {}), limit: LIMIT })}`, 2000);

@@ -5,7 +5,7 @@ import { bytes, count, grouped, moment, number, percent, seconds, sentence } fro
 import { html, useMemo, useRef, useState } from "../core/html.js";
 import { refresh, usePoll } from "../core/polling.js";
 import { go, link } from "../core/router.js";
-import { Action, Field, READ_ONLY, Reason, ReadOnlyNote, State, Waiting } from "../components/controls.js";
+import { Action, Field, readOnly, Reason, ReadOnlyNote, State, Waiting } from "../components/controls.js";
 import { cells, numeric, Table } from "../components/table.js";
 
 const TONES = { queued: "idle", running: "good", paused: "warn", cancelling: "warn", cancelled: "idle", succeeded: "good", failed: "bad" };
@@ -172,6 +172,6 @@ function Submit({ session, onDone }) {
           <${Field} label="Input" note="Paths or patterns below a --batch-root">${(id) => html`<input id=${id} class="long" placeholder="/data/in/*.jsonl" value=${input} onInput=${(event) => setInput(event.target.value)} />`}</${Field}>
           <${Field} label="Output" note="A new or empty folder">${(id) => html`<input id=${id} class="long" placeholder="/data/out" value=${output} onInput=${(event) => setOutput(event.target.value)} />`}</${Field}>
         </div>`}
-    <p class="buttons"><${Action} label="Submit" tone="primary" title="Runs ${model || "the model"} on each item" session=${session} reason=${reason} run=${run} />${session && !session.allow_changes ? html`<span class="note">${READ_ONLY}</span>` : null}</p>
+    <p class="buttons"><${Action} label="Submit" tone="primary" title="Runs ${model || "the model"} on each item" session=${session} reason=${reason} run=${run} />${readOnly(session) ? html`<span class="note">${readOnly(session)}</span>` : null}</p>
   </section>`;
 }

@@ -5,7 +5,7 @@ import { count, grouped, microseconds, milliseconds, moment, number, percent } f
 import { html, useMemo } from "../core/html.js";
 import { refresh, usePoll } from "../core/polling.js";
 import { link, replaceQuery } from "../core/router.js";
-import { Action, Figure, PlainTable, Reason, ReadOnlyNote, State, Tabs, Waiting } from "../components/controls.js";
+import { Action, Figure, PlainTable, Reason, readOnly, ReadOnlyNote, State, Tabs, Waiting } from "../components/controls.js";
 import { ModelCharts } from "./charts.js";
 import { toneOf } from "./models.js";
 import { hasFinding } from "./problems.js";
@@ -49,14 +49,14 @@ export function Model({ id, route, session, status }) {
     ${row?.namespace ? html`<p class="note">Namespace ${row.namespace}</p>` : null}
     ${row?.reason ? html`<${Reason} className=${row.state === "READY" ? "note" : "failure"} text=${row.reason} />` : null}
     <${ReadOnlyNote} session=${session} />
-    ${session?.allow_changes && noLoading ? html`<p class="note">${noLoading}</p>` : null}
+    ${session && !readOnly(session) && noLoading ? html`<p class="note">${noLoading}</p>` : null}
     ${row?.loaded ? html`<${Figures} row=${row} />` : null}
     <${Tabs} label="About the model" tabs=${TABS} current=${tab} onChoose=${(id) => replaceQuery({ tab: id === "versions" ? "" : id })} />
     ${!data && error ? html`<p class="note">${error.message}</p>` : null}
     ${tab === "versions" ? html`<${Versions} name=${name} path=${path} row=${row} data=${data} session=${session} />` : null}
     ${tab === "configuration" && data ? html`<${Configuration} data=${data} />` : null}
     ${tab === "statistics" && data ? html`<${Statistics} statistics=${data.statistics} />` : null}
-    ${tab === "history" && data ? html`<${History} name=${name} path=${path} history=${data.history} session=${session} />` : null}
+    ${tab === "history" && data ? html`<${History} name=${name} path=${path} history=${data.history} denied=${data.denied?.history} session=${session} />` : null}
   `;
 }
 
@@ -197,7 +197,8 @@ function BatchStatistics({ batches }) {
   </${PlainTable}>`;
 }
 
-function History({ name, path, history, session }) {
+function History({ name, path, history, denied, session }) {
+  if (denied) return html`<p class="note">You may not see the history: ${denied}.</p>`;
   if (!history) return html`<p class="note">The history is unknown: a gateway has it.</p>`;
   const rows = history.changes ?? [];
   if (!rows.length) return html`<p class="note">The model has not been changed since the server keeps its history.</p>`;

@@ -4,7 +4,7 @@ import { act } from "../core/api.js";
 import { number, seconds } from "../core/format.js";
 import { html, useEffect, useMemo, useState } from "../core/html.js";
 import { refresh } from "../core/polling.js";
-import { Action, Field, READ_ONLY, State } from "../components/controls.js";
+import { Action, Field, readOnly, State } from "../components/controls.js";
 
 /** The weights of a traffic rule by version; `{}` without a rule. */
 function weightsOf(traffic) {
@@ -26,7 +26,7 @@ export function Traffic({ name, path, versions, traffic, session }) {
     setShares(initial);
     setChanged(false);
   }, [initial]);
-  const isReadOnly = session && !session.allow_changes;
+  const why = readOnly(session);
   function slide(version, value) {
     setShares(balanced(shares, String(version), value));
     setChanged(true);
@@ -38,7 +38,7 @@ export function Traffic({ name, path, versions, traffic, session }) {
     ${versions.map(
       ({ version }) => html`<div class="slider" key=${version}>
         <label for="share-${version}">Version ${version}</label>
-        <input id="share-${version}" type="range" min="0" max="100" step="1" value=${shares[version]} disabled=${isReadOnly} title=${isReadOnly ? READ_ONLY : ""} onInput=${(event) => slide(version, Number(event.target.value))} />
+        <input id="share-${version}" type="range" min="0" max="100" step="1" value=${shares[version]} disabled=${Boolean(why)} title=${why} onInput=${(event) => slide(version, Number(event.target.value))} />
         <output for="share-${version}">${shares[version]} %</output>
       </div>`,
     )}

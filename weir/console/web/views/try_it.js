@@ -66,6 +66,7 @@ function numberOf(version) {
 function NoForm({ name, model, hasGateway, isLoadable }) {
   if (!hasGateway) return html`<p class="failure" role="alert">${NO_GATEWAY}</p>`;
   if (model.reason) return html`<p>The model is not loaded:</p><${Reason} isAlert text=${model.reason} /><p><a href=${link(["models", name])}>About the model</a></p>`;
+  if (model.denied?.metadata) return html`<p class="failure" role="alert">You may not see the model's inputs: ${model.denied.metadata}.</p>`;
   if (model.versions.length) return html`<${Waiting} what="the model's metadata" />`;
   return html`<p class="note">No worker serves the model. ${isLoadable ? html`<a href=${link(["models", name])}>Load it</a> first.` : null}</p>`;
 }
@@ -84,7 +85,7 @@ function placesOf(status, session) {
   const http = placeOf("http");
   if (!http || !session) return null;
   const { access_file: file, url } = session.cluster;
-  return { http, grpc: placeOf("grpc"), nats: file ? { file } : { url } };
+  return { http, grpc: placeOf("grpc"), nats: file ? { file } : { url }, needsKey: Boolean(session.needs_key) };
 }
 
 function Gallery({ models, error }) {
@@ -182,7 +183,7 @@ function Form({ id, model, version, places, hasGateway }) {
         </button>
         ${built.tensors && isBinary(built.tensors) ? html`<span class="note">Sent as JSON with raw tensors behind it.</span>` : null}
       </p>
-      ${built.tensors ? html`<${Copies} copies=${copies} />` : null}
+      ${built.tensors ? html`<${Copies} copies=${copies} needsKey=${Boolean(places?.needsKey)} />` : null}
     </section>
     <section aria-label="Response" aria-live="polite" class="response">
       ${result ? html`<${Response} result=${result} labels=${labels} />` : html`<p class="waiting">The response appears here, with the time that each hop took.</p>`}
@@ -246,7 +247,7 @@ function shortJson(response) {
   return JSON.stringify(cut(response), null, 1).replace(/\[\s+([^[\]{}]*?)\s+\]/gs, (whole, inner) => `[${inner.replace(/\s*\n\s*/g, " ")}]`);
 }
 
-function Copies({ copies }) {
+function Copies({ copies, needsKey }) {
   const [tab, setTab] = useState("curl");
   function download() {
     const anchor = document.createElement("a");
@@ -260,6 +261,7 @@ function Copies({ copies }) {
     <h2 class="small-head">The same request</h2>
     <${Tabs} label="Language" tabs=${[["curl", "curl"], ["python", "Python"], ["nats", "nats"]]} current=${tab} onChoose=${setTab} />
     ${copies.needsFile ? html`<p class="note">It reads <button type="button" class="small" onClick=${download}>${copies.needsFile}</button></p>` : null}
+    ${needsKey ? html`<p class="note">The server has an access policy: show your key too, in the header <code>Authorization: Bearer KEY</code>.</p>` : null}
     <${Code} text=${copies[tab]} />
   </section>`;
 }
