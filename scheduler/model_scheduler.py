@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import count, groupby
 from operator import attrgetter
 
+from weir.scheduler.batching.admission import OwnersInFlight
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.custom_strategy import GuardedStrategy
 from weir.scheduler.batching.dynamic_former import former_for
@@ -33,9 +34,11 @@ from weir.scheduler.sequences.scheduler import (
 )
 from weir.scheduler.sequences.sequence import CorrelationId
 from weir.schemas.config.model_config import ModelConfig
+from weir.schemas.config.parameters import partitions_of
 from weir.schemas.core.errors import Reason, WeirError, not_found, overloaded, unavailable
 from weir.schemas.core.requests import SEQUENCE_START, Lane
 from weir.schemas.wire.batches import BatchCompletion, BatchEnded, BatchReleased, StartedSequence
+from weir.schemas.wire.calls import ANYBODY
 
 LATEST = -1
 
@@ -83,6 +86,7 @@ class ModelScheduler:
         self.has_withdrawn = False  # a version or the model is withdrawn: call `expire`
         # Accepted requests that have not ended, by gateway and key.
         self._live: dict[str, dict[int, QueuedRequest]] = defaultdict(dict)
+        self.owners = OwnersInFlight()  # of these
 
     def __len__(self) -> int:
         """Requests that were accepted and have not ended."""
@@ -154,6 +158,7 @@ class ModelScheduler:
             current.use_config(config, strategy)
         self._configs[version] = config, strategy
         current.is_decoupled = config.is_decoupled
+        self.owners.partitions = partitions_of(config)
         own_us = config.max_queue_wait_us
         current.limit_wait(self._max_queue_wait_us if own_us is None else own_us)
 
@@ -239,15 +244,7 @@ class ModelScheduler:
             if len(requests) > 1:  # one by one, because an earlier one may start the sequence of a later one
                 return [failure for request in requests for failure in self.enqueue([request])]
             self._choose_version(requests[0])
-        live = self._live[requests[0].gateway]
-        new: list[QueuedRequest] = []
-        for request in requests:
-            twin = live.get(request.key)
-            if twin is not None:
-                twin.frame = DuplicateDelivery(twin.frame, request.frame)
-                continue
-            live[request.key] = request
-            new.append(request)
+        new, beyond = self._accepted(requests)
         refused: list[Failure] = []
         for wanted, of_version in _by_version(new):
             try:
@@ -261,9 +258,36 @@ class ModelScheduler:
                 self._unrouted.update(dict.fromkeys(of_version))
             else:
                 refused += home.enqueue(of_version)
-        for failure in refused:
-            del live[failure.request.key]
-        return refused
+        if refused:
+            self._forget(((), refused))
+        return beyond + refused
+
+    def _accepted(self, requests: list[QueuedRequest]) -> tuple[list[QueuedRequest], list[Failure]]:
+        """Returns the requests that are not here yet, and those that exceed the limits of their owners."""
+        live = self._live[requests[0].gateway]
+        new: list[QueuedRequest] = []
+        is_owned = False
+        for request in requests:
+            twin = live.get(request.key)
+            if twin is not None:
+                twin.frame = DuplicateDelivery(twin.frame, request.frame)
+                continue
+            live[request.key] = request
+            new.append(request)
+            if request.caller is not ANYBODY:
+                is_owned = True
+        if not is_owned:
+            return new, []
+        admitted: list[QueuedRequest] = []
+        beyond: list[Failure] = []
+        for request in new:
+            error = self.owners.admit(request) if request.caller is not ANYBODY else None
+            if error is None:
+                admitted.append(request)
+            else:
+                del live[request.key]
+                beyond.append(Failure(request, error))
+        return admitted, beyond
 
     def _choose_version(self, request: QueuedRequest) -> None:
         """Has a request for the latest version go to the one that runs its sequence, else to the one that lost it."""
@@ -465,6 +489,9 @@ class ModelScheduler:
             del live[request.gateway][request.key]
         for request, _ in failures:
             del live[request.gateway][request.key]
+        if self.owners:
+            self.owners.ended(completed)
+            self.owners.ended(request for request, _ in failures)
         return ended
 
 

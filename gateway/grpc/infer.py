@@ -25,6 +25,7 @@ from weir.runtime.memory_ledger import Account
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.kserve.offloaded import Job, output_job, written_outputs
+from weir.schemas.wire.calls import ANYBODY
 
 
 class RequestMessage:
@@ -149,8 +150,11 @@ class MessageCall(Call):
         key = ""
         if served.split is not None and served.split.rule.header:
             key = head.fields.get(served.split.rule.header.encode(), b"").decode("latin-1")
+        caller = ANYBODY if rpc.gate is None else rpc.gate.caller_of(rpc.principal)
         if packed is not None:
-            return inference.submit_packed(served, request, packed, self.on_response, rpc.deadline_ms, traffic_key=key)
+            return inference.submit_packed(
+                served, request, packed, self.on_response, rpc.deadline_ms, traffic_key=key, caller=caller
+            )
         sampling = self._samples(served)
         request.traceparent, request.tracestate = head.traceparent, head.tracestate
         request.deadline_ms = rpc.deadline_ms
@@ -159,7 +163,7 @@ class MessageCall(Call):
             request.arrival = ("GRPC_WAITREAD_START", now_ns), ("GRPC_WAITREAD_END", now_ns)
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
-        pending = inference.submit(request, self.on_response, None, sampling, key, served)
+        pending = inference.submit(request, self.on_response, None, sampling, key, served, caller)
         source = self.source
         if source is not None and isinstance(data, bytes) and not head.forwarded and not inference.caches(served):
             self._templates.keep_message(request, served, data, source.split.raw_contents or ())

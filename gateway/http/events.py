@@ -24,6 +24,7 @@ from weir.gateway.context import GatewayContext
 from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory
+from weir.http_server.door import principal_of
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest
 from weir.schemas.kserve.response import error_body
@@ -114,7 +115,9 @@ class EventCall(Call):
             request.parameters = add_parameters(request.parameters, forwarded)
         key = "" if served.split is None else headers.get(served.split.rule.header, "")
         self._wakeup.set()
-        return self.services.inference.submit(request, self.on_response, traffic_key=key, served=served)
+        caller = self.services.gate.caller_of(principal_of(self._request))
+        inference = self.services.inference
+        return inference.submit(request, self.on_response, traffic_key=key, served=served, caller=caller)
 
     def send(self, encoded: bytes | None, is_final: bool) -> None:
         """Implements `Call.send`."""

@@ -31,6 +31,7 @@ from weir.http_server.connection_memory import no_memory
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.core.request_limits import raw_too_large, too_large
 from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.calls import ANYBODY
 from weir.telemetry.access_log import CANCELLED
 
 _DOOR, _OPERATION = "http", "POST /v2/models/{model}/infer"
@@ -54,6 +55,7 @@ class InferExchange(Call):
         "_accept_encoding",
         "_announced",
         "_began_ns",
+        "_caller",
         "_connection",
         "_encoding",
         "_expects_continue",
@@ -109,6 +111,7 @@ class InferExchange(Call):
         self.more_body = True
         self.principal = NOBODY
         """Who sends the request."""
+        self._caller = ANYBODY
         self.rejection: WeirError | None = None
         self.response_complete = False
         self.status_of: Callable[[WeirError], int] | None = None
@@ -134,6 +137,7 @@ class InferExchange(Call):
         shown = Shown(fields.get(b"authorization", b""), connection.certificate, fields.get(TENANT_HEADER, b""))
         try:
             self.principal = gate.admit(shown, Asked(_DOOR, _OPERATION, Action.INFER, self._model, self._version))
+            self._caller = gate.caller_of(self.principal)
         except WeirError as error:
             self._reject_early(error)
 
@@ -292,11 +296,12 @@ class InferExchange(Call):
         key = "" if served.split is None else self._header(served.split.rule.header.encode())
         deadline = self._fields.get(DEADLINE_HEADER)
         deadline_ms = 0 if deadline is None else read_deadline_ms(deadline)
+        caller = self._caller
         if packed is not None:
-            pending = inference.submit_packed(served, request, packed, self.on_response, deadline_ms, slot, key)
+            pending = inference.submit_packed(served, request, packed, self.on_response, deadline_ms, slot, key, caller)
         else:
             self._add_headers(request, deadline_ms)
-            pending = inference.submit(request, self.on_response, slot, self._sampling, key, served)
+            pending = inference.submit(request, self.on_response, slot, self._sampling, key, served, caller)
             json_bytes, found_room = self._json_bytes, slot is not None or self.received_bytes <= SLOT_FROM_BYTES
             has_template = json_bytes > 0 and found_room and not self._sampling and self._raw_headers is None
             if has_template and not inference.caches(served):

@@ -171,7 +171,9 @@ class NatsCall(Call):
         read_headers(headers, self.services.limits).apply(request)
         self._window = self._credit = requested_window(headers)
         key = "" if served.split is None else headers.get(served.split.rule.header, "")
-        return self.services.inference.submit(request, self.on_response, traffic_key=key, served=served)
+        caller = self.services.gate.caller_of(self.principal)
+        inference = self.services.inference
+        return inference.submit(request, self.on_response, traffic_key=key, served=served, caller=caller)
 
     def acknowledged(self) -> None:
         """The client has acknowledged a response."""

@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 from msgspec import Struct
 
 from weir.schemas.core.requests import Lane
-from weir.schemas.wire.calls import RequestEnvelope
+from weir.schemas.wire.calls import ANYBODY, Caller, RequestEnvelope
 
 
 class Frame(Protocol):
@@ -88,6 +88,8 @@ class QueuedRequest(Struct, eq=False):
     lost batches that held the request. Only requests with equal shape keys share a batch. `terms` holds the
     scheduling parameters, of which only the types have been checked.
 
+    `caller` is for whom it counts, `ANYBODY` for nobody.
+
     `place` is where a `ModelScheduler` keeps the request: the version in whose queue it waits, the
     id of the batch in which it runs (an id, because a reference to the batch would be a reference cycle), or None
     before it has a version.
@@ -106,6 +108,7 @@ class QueuedRequest(Struct, eq=False):
     attempts: int = 0
     cancelled: bool = False
     place: object = None
+    caller: Caller = ANYBODY
 
     def __repr__(self) -> str:
         return f"QueuedRequest({self.gateway}, {self.key})"
@@ -171,6 +174,9 @@ def requests_of(
             body,
             lane,
             payload_host,
+            owner,
+            in_flight_limit,
+            weight,
         ) = envelope
         terms = NO_TERMS
         if priority or timeout_us or deadline_ms or correlation_id or flags or lane:
@@ -179,6 +185,8 @@ def requests_of(
         request = QueuedRequest(
             gateway, key, version, batch_size, shape_key, terms, body, payload_host, enqueued_us, frame
         )
+        if owner:
+            request.caller = Caller(owner, in_flight_limit, weight)
         requests.append(request)
     return requests
 

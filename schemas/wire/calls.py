@@ -35,6 +35,22 @@ MAX_REJECTED = 1 << 31
 MAX_REASON_LENGTH = 200
 """Characters of the reason in a message about lost attempts."""
 
+
+class Caller(NamedTuple):
+    """For whom a request is, as its scheduler needs to know it: requests of one `owner` count together ("": of nobody).
+
+    At most `in_flight_limit` of them (0: no limit) wait or run at a model; `weight` is the owner's part of each batch while
+    others wait too.
+    """
+
+    owner: str = ""
+    in_flight_limit: int = 0
+    weight: int = 1
+
+
+ANYBODY = Caller()
+"""The caller of requests that count for nobody. They share this object, so that one identity comparison detects them."""
+
 LaneNumber = Annotated[int, Meta(ge=0, le=max(Lane).value)]
 """A `Lane`."""
 
@@ -45,7 +61,8 @@ class RequestEnvelope(NamedTuple):
     `key` is unique within the sending gateway. `version` is -1 for the latest. `batch_size`, `shape_key`, `priority`,
     `timeout_us`, `correlation_id` and `sequence_flags` are those of `InferRequest`. `deadline_ms` is unix time, 0 for none.
     `traceparent` is W3C's. `body` is what `pack_body` or `pack_body_ref` returned. `lane` is a `Lane`. `payload_host` is
-    the host whose shared memory holds its largest tensor, "" if the body holds all tensors.
+    the host whose shared memory holds its largest tensor, "" if the body holds all tensors. `owner`, `in_flight_limit` and
+    `weight` are those of its `Caller`.
     """
 
     key: int
@@ -61,6 +78,12 @@ class RequestEnvelope(NamedTuple):
     body: bytes
     lane: LaneNumber = 0
     payload_host: str = ""
+    owner: str = ""
+    in_flight_limit: Annotated[int, Meta(ge=0)] = 0
+    weight: Annotated[int, Meta(ge=1)] = 1
+
+
+_OWNER = RequestEnvelope._fields.index("owner")
 
 
 class _RawFrame(Message, frozen=True):
@@ -73,6 +96,11 @@ class Frame(Message, frozen=True):
 
     gateway: SubjectToken
     requests: list[RequestEnvelope]
+
+
+def pack_frame(gateway: str, requests: Iterable[RequestEnvelope]) -> bytes:
+    """The message that carries these requests. A request of nobody has the row that older schedulers can read too."""
+    return encode((WIRE_VERSION, gateway, [row if row.owner else row[:_OWNER] for row in requests]))
 
 
 def unpack_frame(data: bytes, on_malformed: OnMalformed | None = None) -> tuple[str, list[RequestEnvelope]]:

@@ -17,10 +17,11 @@ from weir.access.audit import NO_AUDIT, Audits, event_of, is_audited
 from weir.access.keys.ring import PREFIX, KeyRing
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decision, Decisions
-from weir.access.policy.rules import NO_LIMITS, AccessPolicy, Limits
+from weir.access.policy.rules import ANONYMOUS, NO_LIMITS, AccessPolicy, Limits
 from weir.access.principal import NOBODY, Principal, Proof
 from weir.schemas.core.errors import ErrorCode, WeirError, unknown_model
 from weir.schemas.core.names import plain_name
+from weir.schemas.wire.calls import ANYBODY, Caller
 
 MAX_REMEMBERED = 10_000
 """Keys and tokens whose check is remembered."""
@@ -265,6 +266,16 @@ class Gate:
     def limits_of(self, principal: Principal) -> Limits:
         """What the owner of the principal's requests may take; without limits where there is no policy."""
         return NO_LIMITS if self._decisions is None else self._decisions.limits_of(principal)
+
+    def caller_of(self, principal: Principal) -> Caller:
+        """For whom the principal's requests count at schedulers: its owner; without a policy nobody.
+
+        Requests that show nothing count together.
+        """
+        if self._decisions is None:
+            return ANYBODY
+        limits = self._decisions.limits_of(principal)
+        return Caller(principal.owner or ANONYMOUS, limits.in_flight or 0, limits.weight)
 
     def may_act_for_tenants(self, principal: Principal) -> bool:
         """Whether the principal's requests may name a tenant. True without a policy: the header is all that there is."""

@@ -43,7 +43,14 @@ from weir.schemas.core.errors import Reason, WeirError, internal, overloaded, un
 from weir.schemas.core.request_limits import cancelled_error, is_cancelled_error
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import PayloadRef
-from weir.schemas.wire.calls import LostAttempts, RequestEnvelope, ResponseEnvelope, unpack_responses
+from weir.schemas.wire.calls import (
+    ANYBODY,
+    Caller,
+    LostAttempts,
+    RequestEnvelope,
+    ResponseEnvelope,
+    unpack_responses,
+)
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.request_body import pack_body
 from weir.telemetry.tracing.trace import Trace
@@ -190,14 +197,15 @@ class RequestDispatcher:
         sampling: Sampling | None = None,
         traffic_key: str = "",
         served: ServedModel | None = None,
+        caller: Caller = ANYBODY,
     ) -> PendingRequest:
         """Publishes the request; `on_response` is called later, from the event loop, with each response.
 
         `body_slot` is the payload slot that holds the request's tensors, if any; it belongs to the request from now on.
         `sampling` is the result of `tracing.samples`, if the frontend has called it. Requests with an equal
         `traffic_key` that name no version run on the same version while the model's traffic rule stays. `served` is the
-        model, if the caller has resolved it. Raises WeirError for a request that is rejected here: then nothing was sent,
-        and `body_slot` still belongs to the caller.
+        model, if it is resolved already. The request counts for `caller`. Raises WeirError for a request that is rejected
+        here: then nothing was sent, and `body_slot` still belongs to the caller.
         """
         model = served or self._catalog.resolve(request.model_name, request.model_version)
         self._in_flight.check_room()
@@ -216,7 +224,7 @@ class RequestDispatcher:
             if body_slot is not None:
                 body_slot.free()
             attachments = _Attachments((), trace, lookup)
-            return self._accept(model, request, b"", on_response, request.deadline_ms, attachments, arm)
+            return self._accept(model, request, b"", on_response, request.deadline_ms, attachments, arm, caller)
         slots = self._payloads.hold(model.name, request, self._regions, body_slot)
         try:
             body = pack_body(request)
@@ -229,7 +237,7 @@ class RequestDispatcher:
         # What a caller that keeps references passes on lies in no slot of its own.
         payload_host = host_of_payloads(request.inputs) if slots or self._keeps_references else ""
         attachments = _Attachments(slots, trace, lookup, payload_host)
-        return self._accept(model, request, body, on_response, request.deadline_ms, attachments, arm)
+        return self._accept(model, request, body, on_response, request.deadline_ms, attachments, arm, caller)
 
     def caches(self, model: ServedModel) -> bool:
         """Whether responses of the model may come from a cache, so that its requests cannot use templates."""
@@ -244,10 +252,11 @@ class RequestDispatcher:
         deadline_ms: int = 0,
         body_slot: Slot | None = None,
         traffic_key: str = "",
+        caller: Caller = ANYBODY,
     ) -> PendingRequest:
         """As `submit`, for a checked `request` that many share, with its own packed `body`, small enough for a message.
 
-        `deadline_ms` and `traffic_key` are its own too. `body` refers to content in `body_slot`.
+        `deadline_ms`, `traffic_key` and `caller` are its own too. `body` refers to content in `body_slot`.
         """
         self._in_flight.check_room()
         arm = ""
@@ -257,7 +266,7 @@ class RequestDispatcher:
         if self.backpressure.active:
             self.backpressure.check(time.monotonic(), model.queue, request)
         attachments = _NO_ATTACHMENTS if body_slot is None else _Attachments((body_slot,), payload_host=host())
-        return self._accept(model, request, body, on_response, deadline_ms, attachments, arm)
+        return self._accept(model, request, body, on_response, deadline_ms, attachments, arm, caller)
 
     def submit_copy(self, copied: PendingRequest) -> None:
         """Sends a copy of a submitted request (`weir.calls.traffic.shadow`), after it and in a frame of its own."""
@@ -275,6 +284,7 @@ class RequestDispatcher:
         deadline_ms: int,
         attachments: _Attachments,
         arm: str,
+        caller: Caller,
     ) -> PendingRequest:
         """Submits a checked request, for which `arm` is how a traffic rule has chosen its version, "" without a rule."""
         key = next(self._keys)
@@ -292,6 +302,7 @@ class RequestDispatcher:
             body,
             request.lane,
             attachments.payload_host,
+            *caller,
         )
         queue: Destination = model.queue
         if type(queue) is PartitionedQueue and request.correlation_id:

@@ -36,7 +36,7 @@ from weir.runtime.log_limiter import LogLimiter
 from weir.runtime.ticks import next_tick
 from weir.schemas.core.errors import Reason, WeirError, internal, overloaded
 from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
-from weir.schemas.wire.calls import MAX_REJECTED, Cancellation, Frame, RequestEnvelope, SlotRelease
+from weir.schemas.wire.calls import MAX_REJECTED, Cancellation, RequestEnvelope, SlotRelease, pack_frame
 from weir.schemas.wire.request_body import is_body_ref
 from weir.telemetry.instruments import SizeHistogram
 from weir.telemetry.logs import log_request, logs_requests
@@ -280,7 +280,7 @@ class Outbox:
             if size > FRAME_INLINE_BYTES:
                 self._place_bodies(to if isinstance(to, str) else to.model, frame)
             number = next(self._frame_numbers)
-            message = Frame(self._id, frame).pack()
+            message = pack_frame(self._id, frame)
             self._bus.publish(subject, message, f"{self._acks}.{number}")
             self._unacked[number] = (to, keys, time.monotonic())
             self._unacked_frames[to] += 1

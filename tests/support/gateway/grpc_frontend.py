@@ -25,6 +25,7 @@ from weir.schemas.core.errors import WeirError, invalid, not_found
 from weir.schemas.core.request_limits import DEFAULT_LIMITS
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import DATATYPES, Tensor
+from weir.schemas.wire.calls import ANYBODY, Caller
 from weir.schemas.wire.request_body import unpack_body
 
 TIMEOUT_S = 10.0
@@ -115,6 +116,7 @@ class Calculator:
         sampling: int | None = None,
         traffic_key: str = "",
         served: ServedModel | None = None,
+        caller: Caller = ANYBODY,
     ) -> InferRequest:
         if request.model_name == "failing" and not isinstance(self.failure, WeirError):
             raise self.failure
@@ -141,6 +143,7 @@ class Calculator:
         on_response: OnResponse,
         deadline_ms: int = 0,
         traffic_key: str = "",
+        caller: Caller = ANYBODY,
     ) -> InferRequest:
         request = unpack_body(body, model.name, shared.model_version)
         request.deadline_ms = deadline_ms

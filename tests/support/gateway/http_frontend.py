@@ -19,6 +19,7 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import not_found
 from weir.schemas.core.request_limits import RequestLimits
 from weir.schemas.core.requests import InferRequest
+from weir.schemas.wire.calls import ANYBODY, Caller
 
 CONFIG = ModelConfig.model_validate(
     {
@@ -47,6 +48,7 @@ class FakeInference:
         self.tracing = Tracing()
         self.backpressure = BackpressureCache()
         self.submitted: asyncio.Queue[tuple[InferRequest, OnResponse]] = asyncio.Queue()
+        self.callers: list[Caller] = []
         self.cancelled = asyncio.Event()
 
     def submit(
@@ -57,7 +59,9 @@ class FakeInference:
         _traced: Any = None,
         traffic_key: str = "",
         served: ServedModel | None = None,
+        caller: Caller = ANYBODY,
     ) -> object:
+        self.callers.append(caller)
         self.submitted.put_nowait((request, on_response))
         return SimpleNamespace(request=request, model=OneModel().resolve("m", ""))
 

@@ -33,6 +33,7 @@ from weir.scheduler.placement.window import MAX_WINDOW, SLOTS, runs_singly
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode
 from weir.schemas.wire.batches import BatchEnded, BatchNotRun, BatchReleased, NotRunReason
+from weir.schemas.wire.calls import Caller, RequestEnvelope
 
 
 class LaneLife:
@@ -182,6 +183,7 @@ class Simulation(LaneLife, WindowLife):
         self.given_up: frozenset[int] = frozenset()
         self.is_withdrawn = False
         self.timed_out = 0
+        self.refused_beyond = 0  # the limits of owners
         self.wake_at_us: int | None = None
         self._next_key = 1
 
@@ -226,6 +228,9 @@ class Simulation(LaneLife, WindowLife):
 
     def arrive(self, gateway: str, requests: list[tuple[Any, ...]]) -> None:
         """Each is (version, batch size, shape key[, priority, timeout in us, ms until its deadline[, lane]])."""
+        self._enqueue(gateway, self._rows(requests))
+
+    def _rows(self, requests: list[tuple[Any, ...]]) -> list[RequestEnvelope]:
         rows = []
         for version, batch_size, shape_key, *terms in requests:
             priority, timeout_us, left_ms, *lane = terms or (0, 0, 0)
@@ -233,7 +238,12 @@ class Simulation(LaneLife, WindowLife):
             facts = version, batch_size, shape_key, b"body", priority, timeout_us, deadline_ms, *lane
             rows.append(part(self._next_key, *facts))
             self._next_key += 1
-        self._enqueue(gateway, rows)
+        return rows
+
+    def arrive_for(self, gateway: str, caller: Caller, requests: list[tuple[Any, ...]]) -> None:
+        """As `arrive`, of one caller."""
+        rows = self._rows(requests)
+        self._enqueue(gateway, [row._replace(**caller._asdict()) for row in rows])
 
     def send_again(self, number: int) -> None:
         """A gateway sends a request it still waits for once more, as after the broker came back."""
@@ -315,9 +325,13 @@ class Simulation(LaneLife, WindowLife):
         requests = requests_of(gateway, rows, self.now_us, frame)
         new = [request for request in requests if (gateway, request.key) not in self.live]
         sizes = self._sizes()
+        in_flight = self._in_flight()
         for request in new:
             self.live[gateway, request.key] = request
         failures = self.model.enqueue(requests)
+        self._check_limits(in_flight, new, failures)
+        beyond = {failure.request for failure in failures if failure.error.code is ErrorCode.RESOURCE_EXHAUSTED}
+        new = [request for request in new if request not in beyond]
         self._came(new)
         self._check_sizes(sizes, new, {failure.request for failure in failures})
         self._ended(((), failures))
@@ -402,6 +416,18 @@ class Simulation(LaneLife, WindowLife):
             assert (request in refused) == (sizes[at] >= most)
             sizes[at] += request not in refused
 
+    def _in_flight(self) -> Counter[str]:
+        return Counter(request.caller.owner for request in self.live.values() if request.caller.owner)
+
+    def _check_limits(self, in_flight: Counter[str], new: list[QueuedRequest], failures: list[Failure]) -> None:
+        """Each that came was refused exactly if as many of its owner were in flight as it may have."""
+        beyond = {failure.request for failure in failures if failure.error.code is ErrorCode.RESOURCE_EXHAUSTED}
+        for request in new:
+            owner, limit, _ = request.caller
+            assert (request in beyond) == (0 < limit <= in_flight[owner])
+            in_flight[owner] += request not in beyond
+        self.refused_beyond += len(beyond)
+
     def _check_timeouts(self) -> None:
         """No overdue request waits, and the next timeout is in the wake time."""
         for request in self._waiting():
@@ -420,6 +446,9 @@ class Simulation(LaneLife, WindowLife):
         elif error.code is ErrorCode.NOT_FOUND:
             assert request.version not in (LATEST, *self.configs)
             assert self._served()
+        elif error.code is ErrorCode.RESOURCE_EXHAUSTED:
+            assert (error.retry_after_s, error.backoff_us) == (1, 0)
+            assert f"'{request.caller.owner}' {request.caller.in_flight_limit} " in error.message
         elif error.message == LOST_STREAM:
             assert error.code is ErrorCode.UNAVAILABLE
             assert request in self.lost_streams, "a repeatable request must be repeated"
@@ -449,6 +478,8 @@ class Simulation(LaneLife, WindowLife):
 
     def _check(self) -> None:
         assert len(self.model) == len(self.live)
+        counted = {row.owner: row.in_flight for row in self.model.owners.largest() if row.in_flight}
+        assert counted == self._in_flight()
         waiting = self._waiting()
         assert self.model.waiting == len(waiting)
         assert self.wake_at_us is None or self.wake_at_us > self.now_us, "asks to be woken for ever"
@@ -507,6 +538,7 @@ class Simulation(LaneLife, WindowLife):
         assert not self.live, "requests that never end"
         assert not self.batches
         assert len(self.model) == self.model.waiting == 0
+        assert not self.model.owners
         assert [frame.ended for frame in self.frames] == [frame.size for frame in self.frames]
 
 

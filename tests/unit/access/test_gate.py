@@ -16,6 +16,7 @@ from weir.access.policy.actions import Action
 from weir.access.policy.document import parse_policy
 from weir.access.principal import NOBODY, Principal, Proof
 from weir.schemas.core.errors import ErrorCode, WeirError
+from weir.schemas.wire.calls import ANYBODY, Caller
 
 NOW_S = 1_800_000_000.0
 
@@ -81,6 +82,24 @@ def test_without_a_policy_everybody_may_do_everything() -> None:
         gate.check(NOBODY, action, "m", "1")
         assert gate.may(NOBODY, action, "m")
     assert gate.may_act_for_tenants(NOBODY)
+    assert gate.caller_of(NOBODY) is ANYBODY
+
+
+def test_requests_of_one_tenant_count_together_and_those_that_show_nothing_too() -> None:
+    gate, _, _ = gate_with()
+    gate.use_policy(
+        parse_policy("""
+roles:
+  anonymous: {rules: [{actions: [infer]}], limits: {in_flight: 1}}
+  caller: {rules: [{actions: [infer]}], limits: {in_flight: 8, weight: 3}}
+  other: {rules: [{actions: [infer]}]}
+""")
+    )
+    caller, other = frozenset(["caller"]), frozenset(["other"])
+    assert gate.caller_of(Principal("ann", "acme", caller, Proof.KEY)) == Caller("tenant acme", 8, 3)
+    assert gate.caller_of(Principal("bob", "acme", caller, Proof.TOKEN)) == Caller("tenant acme", 8, 3)
+    assert gate.caller_of(Principal("bob", "", other, Proof.TOKEN)) == Caller("token bob", 0, 1)
+    assert gate.caller_of(NOBODY) == Caller("anonymous", 1, 1)
 
 
 def test_a_key_names_its_principal_as_a_bearer_and_as_a_password() -> None:

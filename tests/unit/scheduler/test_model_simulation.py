@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.support.scheduling.requests import CONFIGS, LATEST, config, policy
 from tests.support.scheduling.simulation import Event, Simulation
 from weir.schemas.wire.batches import NotRunReason
+from weir.schemas.wire.calls import Caller
 
 LIVES = int(os.environ.get("WEIR_SIMULATIONS", "40"))
 
@@ -53,6 +54,7 @@ def lives(
     configs: st.SearchStrategy[object] = configs,
     most: int = 8,
     lanes: Sequence[int] = (),
+    callers: Sequence[Caller] = (),
 ) -> st.SearchStrategy[list[Event]]:
     """Lists of events for a model of these versions, of which requests ask for the wanted ones, `most` in a frame."""
     wants = st.sampled_from(wanted)
@@ -75,6 +77,9 @@ def lives(
     version = st.sampled_from(versions)
     configure = st.tuples(st.just("configure"), version, configs)
     arrive = st.tuples(st.just("arrive"), gateways, requests)
+    if callers:
+        of_caller = st.tuples(st.just("arrive_for"), gateways, st.sampled_from(callers), requests)
+        arrive = st.one_of(of_caller, of_caller, of_caller, arrive)
     complete = st.tuples(
         st.just("complete"), numbers, st.sampled_from([0, 0, 0, 1, 3]), st.sampled_from([0, 5, 5, 4000])
     )
@@ -183,3 +188,32 @@ def test_lanes_of_a_model_whose_requests_run_alone(events_played: list[int], eve
 @given(events=lives([1, 2], [LATEST, LATEST, 1, 2, 7], lanes=[0, 1, 2]))
 def test_lanes_of_a_model_of_several_versions(events_played: list[int], events: list[Event]):
     live(events, events_played)
+
+
+CALLERS = [Caller("a"), Caller("a", 3), Caller("b", 5, 3), Caller("c", 2), Caller("d", 0, 2)]
+
+
+@pytest.fixture(scope="module")
+def refused_beyond() -> Iterator[list[int]]:
+    """How many requests beyond the limits of owners were refused in each life."""
+    refused: list[int] = []
+    yield refused
+    print(f"\n{sum(refused)} requests beyond limits")
+
+
+@thorough
+@given(events=lives([1], [LATEST, 1], callers=CALLERS))
+def test_a_model_of_several_owners(events_played: list[int], refused_beyond: list[int], events: list[Event]):
+    refused_beyond.append(live(events, events_played).refused_beyond)
+
+
+@thorough
+@given(events=lives([1, 2], [LATEST, 1, 2, 7], lanes=[0, 0, 1, 2], callers=CALLERS))
+def test_owners_and_lanes_of_a_model_of_several_versions(events_played: list[int], events: list[Event]):
+    live(events, events_played)
+
+
+@thorough
+@given(events=lives([1], [LATEST, 1], st.sampled_from([ALONE] * 9 + [0]), most=40, callers=CALLERS))
+def test_owners_of_a_model_whose_requests_run_alone(events_played: list[int], events: list[Event]):
+    live(QUICK + events, events_played)

@@ -23,6 +23,7 @@ from weir.runtime.containment import contained
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferResponse, Lane
 from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.calls import ANYBODY
 from weir.schemas.wire.codec import MalformedMessage
 from weir.schemas.wire.request_body import unpack_body
 from weir.schemas.wire.traffic import SampleTensor, ShadowSample
@@ -77,7 +78,13 @@ class ShadowCopies:
         copied.request = request = copy(pending.request)
         request.model_version, request.lane, request.priority = str(version), Lane.BATCH, 0
         copied.envelope = envelope._replace(
-            version=version, priority=0, timeout_us=0, deadline_ms=0, traceparent="", lane=Lane.BATCH
+            version=version,
+            priority=0,
+            timeout_us=0,
+            deadline_ms=0,
+            traceparent="",
+            lane=Lane.BATCH,
+            **ANYBODY._asdict(),  # a copy is not of its caller's making
         )
         copied.trace, copied.order_key = None, None
         copied.on_response = partial(self._on_response, size_bytes)

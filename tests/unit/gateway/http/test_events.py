@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.access.doors import open_gate
 from weir.calls.catalog import ServedModel
 from weir.calls.in_flight import OnResponse
 from weir.calls.inference import call as waiting
@@ -24,6 +25,7 @@ from weir.schemas.core.request_limits import DEFAULT_LIMITS
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
 from weir.schemas.kserve.response import error_body
+from weir.schemas.wire.calls import Caller
 
 STREAMS = {"name": "m", "model_transaction_policy": {"decoupled": True}}
 SERVED = ServedModel("m", ModelConfig.model_validate(STREAMS), [1], {})
@@ -36,7 +38,9 @@ class FakeInference:
         self.cancelled = 0
         self.answer: OnResponse = lambda _outcome, _is_final: None
 
-    def submit(self, _request: InferRequest, on_response: OnResponse, traffic_key: str, served: ServedModel) -> Any:
+    def submit(
+        self, _request: InferRequest, on_response: OnResponse, traffic_key: str, served: ServedModel, caller: Caller
+    ) -> Any:
         self.answer = on_response
         return object()
 
@@ -56,7 +60,7 @@ def call_of(inference: FakeInference, memory: RequestMemory | None = None, on_ab
     """A call that is submitted."""
     connection = SimpleNamespace(raw_headers=None, abort=on_abort)
     request = SimpleNamespace(headers={}, scope={CONNECTION_KEY: connection, MEMORY_KEY: memory})
-    context = SimpleNamespace(inference=inference, offload=Offload(), limits=DEFAULT_LIMITS)
+    context = SimpleNamespace(gate=open_gate(), inference=inference, offload=Offload(), limits=DEFAULT_LIMITS)
     made = EventCall(context, GenerateCodec(), request, Document(SERVED, "m", "", b"{}"))  # type: ignore[arg-type]
     made.open()
     return made

@@ -22,6 +22,7 @@ from weir.schemas.core.errors import not_found
 from weir.schemas.core.request_limits import RequestLimits
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import Tensor
+from weir.schemas.wire.calls import Caller
 
 CONFIG = ModelConfig.model_validate(
     {
@@ -60,7 +61,12 @@ class Inference:
         self.cancelled: list[object] = []
 
     def submit(
-        self, request: InferRequest, on_response: Callable[..., None], traffic_key: str, served: ServedModel
+        self,
+        request: InferRequest,
+        on_response: Callable[..., None],
+        traffic_key: str,
+        served: ServedModel,
+        caller: Caller,
     ) -> InferRequest:
         self.submitted.append((request, on_response))
         return request

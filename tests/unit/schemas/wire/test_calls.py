@@ -18,6 +18,7 @@ from weir.schemas.wire.calls import (
     RequestEnvelope,
     pack_end,
     pack_error,
+    pack_frame,
     pack_response,
     pack_responses,
     unpack_frame,
@@ -39,9 +40,22 @@ def test_a_request_of_an_older_gateway_lacks_the_last_fields():
     assert unpack_frame(data) == ("gateway-1", [PART])
 
 
+def test_a_request_of_nobody_has_the_row_that_an_older_scheduler_reads():
+    owned = PART._replace(key=8, owner="key a", in_flight_limit=3, weight=2)
+    data = pack_frame("gateway-1", [PART, owned])
+    assert [len(row) for row in msgpack.unpackb(data)[2]] == [13, 16]
+    assert unpack_frame(data) == ("gateway-1", [PART, owned])
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        {"owner": 3},
+        {"owner": None},
+        {"in_flight_limit": -1},
+        {"in_flight_limit": "3"},
+        {"weight": 0},
+        {"weight": 1.5},
         {"key": "7"},
         {"key": True},
         {"version": None},
