@@ -92,7 +92,7 @@ class EnsembleFormer(Former):
     reason = BatchReason.TOGETHER
 
     def __init__(self, max_queue_size: int = DEFAULT_MAX_QUEUE_SIZE) -> None:
-        super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False))
+        super().__init__(QueueRules(LevelRules(max_queue_size), is_deadline_first=False, is_batched_by_shape=False))
 
     def next(self, queue: Queue, now_us: int, full_only: bool = False) -> list[QueuedRequest] | None:
         """Returns all waiting requests within bounds, or None; waiting for the coordinator would gain nothing."""

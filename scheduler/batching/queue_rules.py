@@ -42,7 +42,7 @@ class QueueRules:
     """The queue configuration of one model version. `levels` is 0 or 1 if the model has no priorities.
 
     With `is_deadline_first`, requests with a deadline may run before others of their level. `may_stage`: a batch may
-    be sent to an instance that still executes another.
+    be sent to an instance that still executes another. `is_batched_by_shape`: a request of other shapes ends a batch.
     """
 
     default: LevelRules = field(default_factory=LevelRules)
@@ -51,6 +51,7 @@ class QueueRules:
     by_level: Mapping[int, LevelRules] = field(default_factory=dict)
     is_deadline_first: bool = True
     may_stage: bool = True
+    is_batched_by_shape: bool = True
 
     @classmethod
     def of(cls, dynamic: DynamicBatching) -> QueueRules:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from weir.scheduler.batching.ordered_queue import NEVER_US, OrderedQueue
+from weir.scheduler.batching.ordered_queue import NEVER_US, FairOrderedQueue, OrderedQueue
 from weir.scheduler.batching.queue_rules import QueueRules
 from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
 
@@ -38,10 +38,11 @@ class Queue:
     """Waiting requests, ordered by `rules`. Times are microseconds of the policy clock.
 
     While requests only need to run in the order of arrival, which is the common and cheapest case, they wait in a plain
-    deque. As soon as one has a deadline, or if the rules require it, the queue `is_timed`: they wait in an `OrderedQueue`.
+    deque. As soon as one has a deadline, or if the rules require it, the queue `is_timed`: they wait in an `OrderedQueue`,
+    and in a fair one once requests of several owners wait. When all have left, it is as simple again as the rules allow.
     """
 
-    __slots__ = ("_cancelled", "_fifo", "_max_size", "_ordered", "_queue", "forming", "is_timed", "rules")
+    __slots__ = ("_cancelled", "_fifo", "_max_size", "_ordered", "_owner", "_queue", "forming", "is_timed", "rules")
 
     def __init__(self, rules: QueueRules) -> None:
         self.rules = rules
@@ -51,6 +52,7 @@ class Queue:
         self._ordered = OrderedQueue(rules)
         self._queue: deque[QueuedRequest] | OrderedQueue = self._fifo if rules.is_plain else self._ordered
         self.is_timed = not rules.is_plain
+        self._owner = ""  # of all that wait, unless they wait in a fair queue
         self.forming = Forming()
 
     def __len__(self) -> int:
@@ -58,8 +60,8 @@ class Queue:
         return len(self._queue) + len(self.forming.requests) - self._cancelled
 
     def enqueue(self, requests: list[QueuedRequest], is_plain: bool = False) -> list[QueuedRequest]:
-        """Adds requests as long as there is room; returns those without room. `is_plain`: they have no terms."""
-        if (self.is_timed or not is_plain) and not self._uses_fifo(requests):
+        """Adds requests as long as there is room; returns those that are rejected. `is_plain`: no terms, no owner."""
+        if (self.is_timed or not is_plain or self._owner) and not self._uses_fifo(requests):
             return self._ordered.add(requests)
         fifo = self._fifo
         room = self._max_size - len(fifo) - len(self.forming.requests) + self._cancelled
@@ -191,20 +193,34 @@ class Queue:
         self._cancelled = 0
 
     def _uses_fifo(self, coming: Iterable[QueuedRequest]) -> bool:
-        """Whether the plain queue still suffices with these requests; switches to the ordered queue and back as needed."""
-        if not self.is_timed:
-            for request in coming:
-                if request.terms is not NO_TERMS and request.terms.deadline_us:
-                    break
-            else:
-                return True
-            waiting = self.drain()
-            self._queue = self._ordered
-            self.is_timed = True
-            self._ordered.put_back(waiting)
+        """Whether the plain queue still suffices with these requests; switches to another one and back as needed."""
+        if not len(self):
+            self._start_again()
+            self._owner = next((request.caller.owner for request in coming), "")
+        if isinstance(self._ordered, FairOrderedQueue):
             return False
-        if self.rules.is_plain and not len(self):
+        needs_order = self.is_timed
+        for request in coming:
+            if request.caller.owner != self._owner:
+                self._switch(FairOrderedQueue(self.rules))
+                return False
+            if request.terms is not NO_TERMS and request.terms.deadline_us:
+                needs_order = True
+        if needs_order and not self.is_timed:
+            self._switch(self._ordered)
+        return not needs_order
+
+    def _start_again(self) -> None:
+        """Has the queue, which is empty, be as simple as the rules allow."""
+        if isinstance(self._ordered, FairOrderedQueue):
+            self._ordered = OrderedQueue(self.rules)
+            self._queue = self._ordered
+        if self.is_timed and self.rules.is_plain:
             self._queue = self._fifo
             self.is_timed = False
-            return self._uses_fifo(coming)
-        return False
+
+    def _switch(self, to: OrderedQueue) -> None:
+        waiting = self.drain()
+        self._queue = self._ordered = to
+        self.is_timed = True
+        to.put_back(waiting)

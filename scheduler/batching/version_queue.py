@@ -33,6 +33,7 @@ from weir.schemas.wire.batches import (
     BatchReleased,
     NotRunReason,
 )
+from weir.schemas.wire.calls import ANYBODY
 
 MAX_DIRECT_US = 2_000
 """The longest batch of a model whose requests a worker may start without the scheduler: a batch may wait behind one."""
@@ -75,7 +76,7 @@ class VersionQueue(Dispatch):
     # Requests come and leave
 
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
-        """Adds requests to the queues of their lanes; returns those that are rejected."""
+        """Adds requests to the queues of their lanes; returns those that are rejected, of other owners too."""
         failures: list[Failure] = []
         if self._admission is not None and (refused := self._not_admitted(requests, self._admission)):
             requests = [request for request in requests if request not in refused]
@@ -87,7 +88,7 @@ class VersionQueue(Dispatch):
                 return failures
         by_lane, is_plain = [(LIVE, requests)], True
         for request in requests:
-            if request.terms is not NO_TERMS:
+            if request.terms is not NO_TERMS or request.caller is not ANYBODY:
                 is_plain = False
                 if request.terms.lane:
                     by_lane = self._by_lane(requests)

@@ -29,8 +29,8 @@ MAX_IN_FLIGHT_BYTES = 1 << 30
 OnResponse = Callable[[InferResponse | WeirError | None, bool], None]
 """Called with each response and whether it is the last one. None is the end of the responses without a response."""
 
-OrderKey = tuple[str, str]
-"""A model's name and a version: requests of one caller with the same key have ordered responses."""
+OrderKey = tuple[str, str, str]
+"""A model's name, a version and an owner: requests of one caller with the same key have ordered responses."""
 
 
 class SequenceCheck(Enum):

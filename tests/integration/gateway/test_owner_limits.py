@@ -27,6 +27,8 @@ roles:
   caller:
     rules: [{actions: [infer, health, metadata]}]
     limits: {in_flight: 2, weight: 3}
+  flood:
+    rules: [{actions: [infer]}]
 """
 LIMIT = "too many requests in flight: the access policy allows 'key %s' 2 at this model"
 
@@ -65,8 +67,8 @@ def owners(tmp_path: Path) -> Iterator[Owners]:
     (tmp_path / "policy.yaml").write_text(POLICY)
     with Server(tmp_path, tmp_path / "models", f"--access-policy={tmp_path / 'policy.yaml'}") as server:
         keys = {}
-        for name in ("ann", "bob"):
-            words = [sys.executable, "-P", "-m", "weir", "key", "create", name, "--role=caller"]
+        for name, role in (("ann", "caller"), ("bob", "caller"), ("eve", "flood")):
+            words = [sys.executable, "-P", "-m", "weir", "key", "create", name, f"--role={role}"]
             made = subprocess.run(
                 [*words, f"--nats={server.nats_url}"],
                 env=clean_environment(tmp_path),
@@ -141,3 +143,16 @@ async def test_every_door_refuses_more_than_the_limit_and_a_new_scheduler_does_t
 
     owners.release(asked)
     owners.release([owners.ask("ann"), owners.ask("ann")])
+
+
+def test_one_request_waits_for_a_turn_of_an_owner_with_many(owners: Owners) -> None:
+    asked = [owners.ask("eve", 0)]
+    wait_until((owners.server.folder / "models" / "m" / "running").exists)
+    asked += [owners.ask("eve") for _ in range(12)]
+    wait_until(lambda: owners.waiting() == 12)
+    asked.append(owners.ask("bob"))
+    wait_until(lambda: owners.waiting() == 13)
+    owners.release(asked)
+    # Before it: the request that kept the model busy, one sent to the instance already, one whose turn it was.
+    assert asked[-1].output("TURN") <= 3
+    assert max(each.output("TURN") for each in asked[:-1]) == 13

@@ -18,7 +18,7 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import WeirError
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.calls import SlotRelease, pack_response, pack_responses, unpack_frame
+from weir.schemas.wire.calls import ANYBODY, Caller, SlotRelease, pack_response, pack_responses, unpack_frame
 
 CONFIG = {"input": [{"name": "IN", "data_type": "TYPE_UINT8", "dims": [1]}]}
 ORDERED = {"dynamic_batching": {"preserve_ordering": True}}
@@ -90,7 +90,12 @@ class Bench:
         asyncio.get_running_loop().call_soon(callback)
 
     def submit(
-        self, name: str, model: str = "ordered", content: bytes | PayloadRef = b"x", then: Callable[[], Any] = int
+        self,
+        name: str,
+        model: str = "ordered",
+        content: bytes | PayloadRef = b"x",
+        then: Callable[[], Any] = int,
+        caller: Caller = ANYBODY,
     ) -> PendingRequest:
         def on_response(outcome: Any, is_final: bool) -> None:
             what = outcome
@@ -100,7 +105,7 @@ class Bench:
             then()
 
         request = InferRequest(model, id=name, inputs=[Tensor("IN", "UINT8", [1], content)])
-        return self.inference.submit(request, on_response)
+        return self.inference.submit(request, on_response, caller=caller)
 
     def answer(self, pending: PendingRequest, content: bytes = b"y", final: bool = True, run: Any = None) -> None:
         row = pack_response(pending.key, [Tensor("OUT", "UINT8", [len(content)], content)], None, final, None, run)

@@ -65,11 +65,17 @@ class LaneLife:
         if lanes[0] != lanes[-1]:
             assert self.configs[batch.version].dynamic_batching is not None
         for lane in {*lanes}:
-            turns = [self._turn(r, batch.version) for r in batch.requests if r.lane == lane]
-            assert turns == sorted(turns)
-            assert not [r for r in waiting if r.lane == lane and self._turn(r, batch.version) < turns[-1]], (
-                "one that should have run before waits"
-            )
+            sent = [request for request in batch.requests if request.lane == lane]
+            left = [request for request in waiting if request.lane == lane]
+            for owner in {request.caller.owner for request in sent}:
+                turns = [self._turn(r, batch.version) for r in sent if r.caller.owner == owner]
+                assert turns == sorted(turns)
+                assert not [r for r in left if r.caller.owner == owner and self._turn(r, batch.version) < turns[-1]], (
+                    "one that should have run before waits"
+                )
+            # Owners take turns among requests of one level that are all delayed or all not.
+            last = max(self._turn(r, batch.version)[:2] for r in sent)
+            assert not [r for r in left if self._turn(r, batch.version)[:2] < last], "one of a higher level waits"
 
     def _check_idle(self, version: int, waiting: list[QueuedRequest]) -> None:
         """An instance is idle: the first lane with waiting requests waits no longer than its delay, or for silence."""
@@ -333,7 +339,7 @@ class Simulation(LaneLife, WindowLife):
         beyond = {failure.request for failure in failures if failure.error.code is ErrorCode.RESOURCE_EXHAUSTED}
         new = [request for request in new if request not in beyond]
         self._came(new)
-        self._check_sizes(sizes, new, {failure.request for failure in failures})
+        self._check_sizes(sizes, new, {failure.request for failure in failures} - beyond)
         self._ended(((), failures))
 
     def _sizes(self) -> Counter[tuple[int, int, int]]:
@@ -406,7 +412,21 @@ class Simulation(LaneLife, WindowLife):
     def _check_sizes(
         self, sizes: Counter[tuple[int, int, int]], new: list[QueuedRequest], refused: set[QueuedRequest]
     ) -> None:
-        """Each that came was refused exactly if its level of its lane was full, those of its own frame included."""
+        """Each that came was refused exactly if its level of its lane was full, those of its own frame included.
+
+        Where there are owners, as many were refused as had no room, which need not be those that came.
+        """
+        if any(request.caller.owner for request in (*new, *refused)):
+            homed = [request for request in new if isinstance(request.place, VersionQueue)]
+            came = Counter(map(self._queue_of, homed))
+            gone = Counter(self._queue_of(r) for r in refused if isinstance(r.place, VersionQueue))
+            for (version, lane, level), number in came.items():
+                one = next(r for r in homed if self._queue_of(r) == (version, lane, level))
+                most = self.rules.policy(one, version).max_queue_size or DEFAULT_MAX_QUEUE_SIZE
+                room = max(0, most - sizes[version, lane, level])
+                assert gone[version, lane, level] == max(0, number - room)
+            assert gone.keys() <= came.keys()
+            return
         for request in new:
             if not isinstance(request.place, VersionQueue):
                 continue

@@ -108,8 +108,8 @@ class ResponseDispatcher:
     """Delivers responses to the callers of their requests.
 
     Requests to one version of a model that preserves ordering get their responses in the order of submission at this
-    caller; there is no order among callers. `cancel(pending)` is called with a request that fails here, `discard` with
-    each response that was received and is not delivered.
+    caller; there is no order among callers, and none among owners, who take turns in the queue. `cancel(pending)` is called
+    with a request that fails here, `discard` with each response that was received and is not delivered.
     """
 
     def __init__(
@@ -127,8 +127,9 @@ class ResponseDispatcher:
         self._releasing: list[OrderKey] = []
 
     def enqueue_ordered(self, pending: PendingRequest) -> None:
-        """Makes the responses of a submitted request wait for those of all earlier ones."""
-        pending.order_key = pending.model.name, pending.request.model_version or pending.model.latest
+        """Makes the responses of a submitted request wait for those of all earlier ones of its owner."""
+        version = pending.request.model_version or pending.model.latest
+        pending.order_key = pending.model.name, version, pending.envelope.owner
         self._order.enqueue(pending.order_key, pending.key)
 
     def remove_ordered(self, pending: PendingRequest) -> bool:

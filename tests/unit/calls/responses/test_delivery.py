@@ -15,7 +15,7 @@ from weir.calls.in_flight import PendingRequest
 from weir.calls.responses import delivery as answer_order
 from weir.schemas.core.errors import WeirError, unavailable
 from weir.schemas.core.tensors import PayloadRef, Tensor
-from weir.schemas.wire.calls import pack_end, pack_error, pack_response, pack_responses
+from weir.schemas.wire.calls import Caller, pack_end, pack_error, pack_response, pack_responses
 
 
 @pytest.fixture
@@ -33,6 +33,16 @@ async def test_a_response_waits_for_earlier_requests_of_its_model_only(bench: Be
     assert bench.names() == ["other"]
     bench.answer(first, b"1")
     assert bench.told[1:] == [("1", b"1"), ("2", "error"), ("3", b"y")]
+
+
+async def test_responses_of_an_owner_wait_for_its_own_requests_only(bench: Bench) -> None:
+    first, second = (bench.submit(name, caller=Caller("key a")) for name in ("a1", "a2"))
+    other = bench.submit("b", caller=Caller("key b"))
+    bench.answer(other)
+    assert bench.names() == ["b"]
+    bench.answer(second)
+    bench.answer(first)
+    assert bench.names() == ["b", "a1", "a2"]
 
 
 async def test_a_cancelled_request_delays_no_other_and_gets_no_response(bench: Bench) -> None:

@@ -190,7 +190,8 @@ def test_names_that_come_and_go_leave_nothing_behind() -> None:
             assert (queue.pop() if number % 2 else queue.remove(number)) is not None
     while queue.pop() is not None:
         pass
-    assert (len(queue), queue.tenants, queue._ring, queue._owners) == (0, 0, {}, {})
+    assert (len(queue), queue.tenants, len(queue._turns), queue._tenant_of) == (0, 0, 0, {})
+    assert not queue._turns._weights
 
 
 def test_an_item_waits_once() -> None:
