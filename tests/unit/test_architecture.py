@@ -138,7 +138,7 @@ ROOMS = {
     ),
     "access": (
         "principal",
-        "keys policy",
+        "keys limits policy",
         "audit",
         "gate",
         "tokens",
