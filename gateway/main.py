@@ -34,6 +34,7 @@ from weir.calls.payload_store import PayloadStore
 from weir.calls.readiness import Readiness
 from weir.calls.tracing import Tracing
 from weir.cluster.access.exposure import check_exposure, frontend_addresses
+from weir.cluster.access.rate_limits import RateLimits
 from weir.cluster.access.service import AccessService
 from weir.cluster.audit import AuditOptions, AuditRecorder
 from weir.cluster.counters.collection import Statistics
@@ -83,7 +84,6 @@ from weir.telemetry.logs import RoleLog, configure_logging
 logger = logging.getLogger("weir.gateway")
 
 _EXPIRY_INTERVAL_S = 1.0
-
 
 FEATURES = frozenset(["traffic", "response cache", "observation", "platforms"])
 """What a gateway has that it could do without (`weir.gateway.features`)."""
@@ -359,6 +359,8 @@ class _Gateway:
         await self._statistics.start()
         await self._repository.start()
         await self._peers.start()
+        rates = RateLimits(self._bus, self._id, self._context.gate, self._durable.leases, self._peers.count)
+        stops.callback(await rates.start(background))
         await self._report_counters(stops)
         expiry = background.create_task(_expire(self._registry, self._peers, self._bus))
         stops.callback(expiry.cancel)

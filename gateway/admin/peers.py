@@ -46,6 +46,10 @@ class GatewayPeers:
         await self._bus.subscribe(subjects.PEER_QUERY, self._answer)
         await self._view.start()
 
+    def count(self) -> int:
+        """How many gateways there are, with this one."""
+        return len(self._view.processes.keys() | {self._id})
+
     def expire(self) -> None:
         """Removes gateways that have been silent for a while. Called periodically while the broker is connected."""
         self._view.expire()

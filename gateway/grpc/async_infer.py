@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from weir.access.limits.refusals import TokensPending
 from weir.bus.nats.connection import BROKER_ERRORS
 from weir.calls.catalog import Catalog
 from weir.calls.inference.call import read_request
@@ -62,7 +63,14 @@ class AsyncInferHandler:
 
     async def _stored(self, call: UnaryCall, source: RequestMessage) -> bytes:
         head = call.head
-        served, request = await read_request(UNARY, source, self._read_context, self._offload)
+        try:
+            served, request = await read_request(UNARY, source, self._read_context, self._offload)
+        except TokensPending as pending:
+            refusal = await pending.wait()
+            if refusal is not None:
+                raise refusal from None
+            source.is_counted = True
+            served, request = await read_request(UNARY, source, self._read_context, self._offload)
         principal = None if call.gate is None else call.principal
         rules = self._async_requests.rules
         options = AsyncRequestOptions.of(head.async_headers or (), rules, served.sticky_header, principal)

@@ -135,10 +135,23 @@ class GrpcCall:
         if self.gate is not None:
             self.principal = self.gate.admit(self._shown(), self._asked()._replace(is_list=True, reads=True))
 
-    def admit(self, model: str, version: str = "") -> None:
-        """Asks the gate about the model of a message. Raises WeirError. What the head shows is checked each time."""
+    def admit(self, model: str, version: str = "", size: int = 0, is_counted: bool = False) -> None:
+        """Asks the gate about the model of a message of `size` bytes. What the head shows is checked each time.
+
+        Raises WeirError, as `Gate.admit`. `is_counted`: the message counts already towards the limits of its owner.
+        """
         if self.gate is not None:
-            self.principal = self.gate.admit(self._shown(), self._asked()._replace(model=model, version=version))
+            asked = Asked(
+                "grpc",
+                self.head.method,
+                self.head.handler.action,
+                model,
+                version,
+                reads=self.head.reads,
+                size=size,
+                is_counted=is_counted,
+            )
+            self.principal = self.gate.admit(self._shown(), asked)
 
     def may_see(self, model: str) -> bool:
         """Whether the caller may do what the method does to this model, for lists."""

@@ -31,10 +31,13 @@ from weir.schemas.wire.calls import ANYBODY
 class RequestMessage:
     """A serialized ModelInferRequest; what is known of it once it has been parsed. Raises WeirError as `split_request`."""
 
-    __slots__ = ("id", "is_decoupled", "model", "rpc", "split")
+    __slots__ = ("id", "is_counted", "is_decoupled", "model", "rpc", "size", "split")
 
-    def __init__(self, data: Message, rpc: GrpcCall) -> None:
+    def __init__(self, data: Message, rpc: GrpcCall, is_counted: bool = False) -> None:
         self.rpc = rpc
+        self.size = len(data)
+        self.is_counted = is_counted
+        """Whether it counts already towards the limits of its owner."""
         self.split = split_request(data)
         self.id = ""
         self.model = ""
@@ -69,7 +72,7 @@ class MessageCodec:
         message, raw_contents = offloaded_message(source.split, parts) if parts else decode_split(source.split)
         source.id, source.model = message.id, message.model_name
         version = read_version(message.model_version)
-        source.rpc.admit(message.model_name, version)
+        source.rpc.admit(message.model_name, version, source.size, source.is_counted)
         served = context.catalog.resolve(message.model_name, version)
         source.is_decoupled = served.config.is_decoupled
         if source.is_decoupled and not self.takes_decoupled:
@@ -124,13 +127,14 @@ class MessageCall(Call):
         if template is not None:
             name, version = template.request.model_name, template.request.model_version
             if self.rpc.gate is not None:
-                self.rpc.admit(name, version)
+                self.rpc.admit(name, version, len(data), self.is_counted)
+                self.is_counted = True
             served = self.services.catalog.resolve(name, version)
             if served is not template.owner:
                 self._templates.forget(template.owner)
             elif not self._samples(served) and (self.codec.takes_decoupled or not served.config.is_decoupled):
                 return served, template.request, template.pack(data)
-        self.source = RequestMessage(data, self.rpc)
+        self.source = RequestMessage(data, self.rpc, self.is_counted)
         return self.source
 
     def _samples(self, served: ServedModel) -> Sampling:

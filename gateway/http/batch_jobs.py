@@ -75,7 +75,7 @@ def batch_job_routes(context: GatewayContext) -> list[Route]:
         return handle
 
     return [
-        post("/v2/jobs", submit, Action.JOBS, lists=True),
+        Route("/v2/jobs", submit, Action.JOBS, methods=["POST"], lists=True, submits=True),
         get("/v2/jobs", list_all, Action.JOBS, lists=True),
         get(_JOB, operation(jobs.status), Action.JOBS, lists=True),
         Route(_JOB, delete, Action.JOBS, methods=["DELETE"], lists=True),

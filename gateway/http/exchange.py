@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from weir.access.gate import TENANT_HEADER, Asked, Gate, Shown
+from weir.access.limits.refusals import TokensPending
 from weir.access.policy.actions import Action
 from weir.access.principal import NOBODY
 from weir.calls.catalog import ServedModel
@@ -68,6 +69,7 @@ class InferExchange(Call):
         "_raw_headers",
         "_received_ns",
         "_sampling",
+        "_tokens",
         "_version",
         "binary_head",
         "body",
@@ -102,6 +104,8 @@ class InferExchange(Call):
         self._received_ns = time.time_ns() if context.inference.tracing.is_on else 0
         self._sampling: Sampling = NOT_TRACED
         self._is_active = False
+        self._tokens: asyncio.Future[WeirError | None] | None = None
+        """What the request waits for before it is read, by the limits of its owner."""
         self.binary_head = _BINARY_HEAD
         """The header lines of a response with binary tensors, for the length of its JSON header."""
         self.body: RequestBody | None = None
@@ -135,11 +139,15 @@ class InferExchange(Call):
         """Asks the gate about the request, by its head."""
         fields, connection = self._fields, self._connection
         shown = Shown(fields.get(b"authorization", b""), connection.certificate, fields.get(TENANT_HEADER, b""))
+        asked = Asked(_DOOR, _OPERATION, Action.INFER, self._model, self._version, size=self._announced)
         try:
-            self.principal = gate.admit(shown, Asked(_DOOR, _OPERATION, Action.INFER, self._model, self._version))
-            self._caller = gate.caller_of(self.principal)
+            self.principal = gate.admit(shown, asked)
+        except TokensPending as pending:
+            self.principal, self._tokens = pending.principal, pending.wait()
         except WeirError as error:
             self._reject_early(error)
+            return
+        self._caller = gate.caller_of(self.principal)
 
     def _admit(self, length: int) -> None:
         """Rejects the request by its head, or plans where its body, of the announced `length`, is received."""
@@ -236,6 +244,12 @@ class InferExchange(Call):
         if self.body is not None:
             self.body.complete()
             self.content = self.body.content
+        gate = self.services.gate
+        if gate.limits_requests and not self._announced and self.rejection is None:
+            try:
+                gate.count_body(self.principal, self.received_bytes, is_complete=True)
+            except WeirError as error:
+                self.rejection = error
         if self._is_active and not self.response_complete:
             if self.rejection is not None:
                 self.fail(self.rejection)
@@ -253,6 +267,10 @@ class InferExchange(Call):
     def begin(self) -> Document | Ready | None:
         """Implements `Call.begin`."""
         context, content, body = self.services, self.content, self.body
+        if self._tokens is not None:
+            tokens, self._tokens = self._tokens, None
+            self.wait_for_tokens(tokens)
+            return None
         served = context.catalog.resolve(self._model, self._version)
         if context.inference.tracing.is_on:
             self._sampling = context.inference.tracing.samples(served.name, self._header(b"traceparent"))
@@ -389,6 +407,8 @@ class InferExchange(Call):
     def release(self) -> None:
         """Implements `Call.release`."""
         self.content = b""  # an idle connection keeps a reference to its last exchange
+        if self._tokens is not None:
+            self._tokens.cancel()
         if self.body is not None:
             self.body.release()
 

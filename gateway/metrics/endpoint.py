@@ -166,6 +166,7 @@ class MetricsEndpoint:
     def own_counters(self) -> ConsumerCounters:
         """What this gateway counts."""
         counters = read_counters(self._durable, self._inference, self._payloads, self._ledger, *self._transfers)
+        counters.dispatch.rejected |= {f"limit_{kind}": number for kind, number in self._gate.refused.items()}
         cap = self._connection_cap
         counters.connections = ConnectionCounters(open=cap.open, limit=cap.limit, ended=dict(cap.ended))
         return counters

@@ -289,7 +289,7 @@ def refusal_family(dispatched: DispatchCounters, ledger: LedgerCounters) -> Metr
     refused = {"received": sum(ledger.refused.values()), **dispatched.rejected}
     return counter(
         "weir_gateway_refused_requests",
-        "Requests that this gateway refused because it, the broker or their queue held too many",
+        "Requests that this gateway refused: it, the broker or their queue held too many, or a limit was used up",
         (Sample({"reason": reason}, requests) for reason, requests in refused.items()),
     )
 

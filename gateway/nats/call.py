@@ -155,15 +155,18 @@ class NatsCall(Call):
     def begin(self) -> Document:
         """Implements `Call.begin`."""
         model, version, headers, data = self._message
-        if self.account is not None and not self.account.charge(self.kind, len(data)):
-            raise no_memory()
         gate = self.services.gate
         if gate.is_on:
             tenant = headers.get("weir-tenant", "").encode("latin-1", "replace")
             shown = Shown(headers.get("authorization", "").encode(errors="replace"), tenant=tenant)
-            self.principal = gate.admit(shown, Asked("nats", "infer", Action.INFER, model, version))
+            self.principal = gate.admit(shown, self._asked(model, version, len(data)))
+        if self.account is not None and not self.account.charge(self.kind, len(data)):
+            raise no_memory()
         served = self.services.catalog.resolve(model, version)
         return Document(served, model, version, data, headers.get(HEADER_LENGTH))
+
+    def _asked(self, model: str, version: str, size: int) -> Asked:
+        return Asked("nats", "infer", Action.INFER, model, version, size=size, is_counted=self.is_counted)
 
     def submit(self, request: InferRequest, packed: bytes | None) -> PendingRequest:
         """Implements `Call.submit`."""
@@ -232,6 +235,7 @@ class NatsCall(Call):
         ]
         if error.retry_after_s:
             headers.append(("Retry-After", str(error.retry_after_s)))
+        headers += error.headers
         self._publish(headers, body, is_final)
 
     def overflow(self) -> None:

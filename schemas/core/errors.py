@@ -116,8 +116,10 @@ class WeirError(Exception):
     `message` never contains paths, addresses or names of internal objects. `retry_after_s` is the number of whole
     seconds after which the same request may succeed, since there is too much load or no worker; 0 if unknown (RFC
     9110's Retry-After). Gateways and workers also receive `backoff_us`, for how many microseconds similar requests
-    would be rejected, and `reason`; clients do not.
+    would be rejected, and `reason`; clients do not. `headers` are further ones of the response over HTTP and NATS.
     """
+
+    headers: tuple[tuple[str, str], ...] = ()
 
     def __init__(
         self,

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple, Protocol
 
 from weir.access.audit import NO_AUDIT, Audits, event_of, is_audited
 from weir.access.keys.ring import PREFIX, KeyRing
+from weir.access.limits.refusals import TokensPending, body_too_large
 from weir.access.policy.actions import Action
 from weir.access.policy.decision import Decision, Decisions
 from weir.access.policy.rules import ANONYMOUS, NO_LIMITS, AccessPolicy, Limits
@@ -75,7 +77,8 @@ class Asked(NamedTuple):
     """What a request asks for, and at which door (the fields are those of `AuditEvent`).
 
     `version` is "" for the latest. With `is_list` it concerns several models, about each of which the door asks later.
-    What only `reads` is no event of the audit log where it is allowed.
+    What only `reads` is no event of the audit log where it is allowed. Inference, and what `submits` it for later, counts
+    towards the limits of its owner, with a body of `size` bytes (0: not known yet), unless it `is_counted` already.
     """
 
     door: str
@@ -86,6 +89,22 @@ class Asked(NamedTuple):
     client: str = ""
     is_list: bool = False
     reads: bool = False
+    size: int = 0
+    submits: bool = False
+    is_counted: bool = False
+
+
+class TakesTokens(Protocol):
+    """Counts requests against the rates of their owners (`weir.cluster.access.rate_limits.RateLimits`)."""
+
+    def take(self, principal: Principal, limits: Limits, size_bytes: int) -> None:
+        """Takes a token for a request, and those for its bytes.
+
+        Raises WeirError (RESOURCE_EXHAUSTED), which is `TokensPending` where the request may wait for tokens.
+        """
+
+    def spend(self, principal: Principal, size_bytes: int) -> None:
+        """Counts bytes that were received before anybody knew how many they are."""
 
 
 class Gate:
@@ -105,6 +124,13 @@ class Gate:
         self._by_certificate: Mapping[str, Principal] = {}
         self._passes: dict[bytes, Pass] = {}
         self.latest_version = latest_version
+        self.rates: TakesTokens | None = None
+        self.limits_rates = self.limits_requests = False
+        """Whether the policy limits the rates of anybody, and whether it limits rates or sizes of requests."""
+        self.refused: Counter[str] = Counter()
+        """Requests beyond a limit, by its kind: "requests", "bytes", "body", …"""
+        self.on_policy: Callable[[], None] = lambda: None
+        """Called after a policy is in force."""
 
     # What it goes by
 
@@ -112,6 +138,9 @@ class Gate:
         """Decides by this policy from now on."""
         self._decisions = Decisions(policy)
         self.is_on = True
+        limits = [role.limits for role in policy.roles.values() if role.limits is not None]
+        self.limits_rates = any(each.requests_per_s or each.bytes_per_s for each in limits)
+        self.limits_requests = self.limits_rates or any(each.body_bytes for each in limits)
         self._by_certificate = {
             row.subject or f"{row.san}": Principal(
                 row.principal, row.tenant, frozenset(row.roles), Proof.CERTIFICATE, row.subject or f"{row.san}"
@@ -119,6 +148,7 @@ class Gate:
             for row in policy.certificates
         }
         self._passes.clear()
+        self.on_policy()
 
     def use_keys(self, keys: KeyRing) -> None:
         """Lets these keys in from now on, and no others."""
@@ -133,6 +163,8 @@ class Gate:
     def admit(self, shown: Shown, asked: Asked) -> Principal:
         """Who sends a request that the policy allows. Raises WeirError for one that it does not, as `check`.
 
+        Raises WeirError, too, for one that is beyond a limit: `TokensPending` if it may wait until it is known.
+
         The decision goes to the audit log, if it is an event of it.
         """
         principal = NOBODY
@@ -142,6 +174,12 @@ class Gate:
                 self.check_any(principal, asked.action)
             else:
                 self.check(principal, asked.action, asked.model, asked.version)
+            if self.limits_requests and not asked.is_counted:
+                self._count(principal, asked)
+        except TokensPending as pending:
+            pending.principal = principal
+            pending.on_refused = lambda error: self._record(principal, asked, error.message)
+            raise
         except WeirError as error:
             self._record(principal, asked, error.message)
             raise
@@ -149,8 +187,29 @@ class Gate:
             self._record(principal, asked, "")
         return principal
 
+    def _count(self, principal: Principal, asked: Asked) -> None:
+        """Counts a request against the limits of its owner. Raises WeirError."""
+        if not asked.submits and (asked.action is not Action.INFER or asked.is_list):
+            return
+        limits = self.limits_of(principal)
+        self._check_body(principal, limits, asked.size)
+        if self.rates is not None and (limits.requests_per_s or limits.bytes_per_s):
+            self.rates.take(principal, limits, asked.size)
+
+    def count_body(self, principal: Principal, size_bytes: int, is_complete: bool) -> None:
+        """Counts what is received of a body that was not announced. Raises WeirError if it is too large."""
+        limits = self.limits_of(principal)
+        self._check_body(principal, limits, size_bytes)
+        if is_complete and self.rates is not None and limits.bytes_per_s:
+            self.rates.spend(principal, size_bytes)
+
+    def _check_body(self, principal: Principal, limits: Limits, size_bytes: int) -> None:
+        if limits.body_bytes is not None and size_bytes > limits.body_bytes:
+            self.refused["body"] += 1
+            raise body_too_large(size_bytes, limits.body_bytes, principal.shown_owner)
+
     def _record(self, principal: Principal, asked: Asked, refusal: str) -> None:
-        door, operation, action, model, version, client, _, _ = asked
+        door, operation, action, model, version, client, *_ = asked
         number = int(version) if version.isascii() and version.isdigit() and len(version) < 20 else 0
         event = event_of(
             self._clock(),

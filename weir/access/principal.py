@@ -36,6 +36,11 @@ class Principal(NamedTuple):
             return f"tenant {self.tenant}"
         return f"{self.proof.value} {self.name}" if self.name else ""
 
+    @property
+    def shown_owner(self) -> str:
+        """The same for people."""
+        return self.tenant or self.name or "anonymous"
+
 
 NOBODY = Principal("", "", frozenset(), Proof.NONE)
 """Who has shown nothing: it has the role `anonymous` alone."""

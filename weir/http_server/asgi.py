@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -160,6 +161,7 @@ class AsgiExchange:
         "_wakeup",
         "keep_alive",
         "more_body",
+        "on_body",
         "principal",
         "response_complete",
         "scope",
@@ -189,6 +191,8 @@ class AsgiExchange:
         self._left_bytes = 0  # of the announced length of the response
         self.keep_alive = keep_alive
         self.more_body = True
+        self.on_body: Callable[[int, bool], None] | None = None
+        """Called with how much of the body has arrived, and whether that is all. Raises WeirError if it is too much."""
         self.principal = NOBODY
         """Who sends the request."""
         self.response_complete = False
@@ -224,7 +228,7 @@ class AsgiExchange:
             connection.reject(too_large("request JSON size", self._received, connection.max_body_bytes))
         elif not self._memory.charge("http", len(data)):
             connection.reject(no_memory(), lingers=True)
-        else:
+        elif self._is_accepted(False):
             self._body += data
             if len(self._body) > _PAUSE_BYTES:
                 connection.pause_reading()
@@ -233,7 +237,19 @@ class AsgiExchange:
     def complete(self) -> None:
         """The body is complete."""
         self.more_body = False
-        self._wakeup.set()
+        if self._is_accepted(True):
+            self._wakeup.set()
+
+    def _is_accepted(self, is_complete: bool) -> bool:
+        """Whether what has arrived of the body is not too much for `on_body`; otherwise rejects the request."""
+        if self.on_body is None:
+            return True
+        try:
+            self.on_body(self._received, is_complete)
+        except WeirError as error:
+            self._connection.reject(error, lingers=not is_complete)
+            return False
+        return True
 
     def reject(self, error: WeirError, lingers: bool = False) -> None:
         """Answers with `error` if no response has begun, and ends the connection; `lingers`: after a while.
@@ -379,6 +395,8 @@ def raw_error_response(error: WeirError, status: int = 0) -> tuple[bytes, bytes]
     extra = b"Accept-Encoding: gzip, deflate\r\n" if error.message == "Unsupported compression type" else b""
     if error.retry_after_s:
         extra = b"Retry-After: %d\r\n" % error.retry_after_s
+        for name, value in error.headers:
+            extra += f"{name}: {value}\r\n".encode("latin-1")
     elif error.code is ErrorCode.UNAUTHENTICATED:
         extra = b"".join(b"WWW-Authenticate: %b\r\n" % challenge.encode() for challenge in CHALLENGES)
     return b"%sContent-Type: application/json\r\n%s" % (_STATUS_LINES[status or error.http_status], extra), body

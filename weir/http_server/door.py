@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Scope
 
 from weir.access.gate import TENANT_HEADER, Asked, Gate, Shown
+from weir.access.limits.refusals import TokensPending
 from weir.access.policy.actions import Action
 from weir.access.principal import NOBODY, Principal
-from weir.http_server.asgi import CERTIFICATE_KEY, EXCHANGE_KEY
+from weir.http_server.asgi import CERTIFICATE_KEY, EXCHANGE_KEY, AsgiExchange
 from weir.http_server.routing import Route
 from weir.schemas.core.errors import WeirError
 
+_LONGEST_LENGTH = 20  # digits
 _READING = ("GET", "HEAD")
 _PRINCIPAL_KEY = "weir.principal"
 
@@ -26,18 +29,36 @@ class HttpDoor:
         self._name = name
         self._respond = respond
 
-    def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
+    async def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
         """Implements `Door.rejection`. A request that is let in has its principal in its scope (`principal_of`)."""
         gate = self.gate
         if not gate.is_on:
             return None
         try:
             principal = gate.admit(shown_in(scope), self._asked(scope, route))
+        except TokensPending as pending:
+            refusal = await pending.wait()
+            if refusal is not None:
+                return self._respond(refusal)
+            principal = pending.principal
         except WeirError as error:
             return self._respond(error)
         scope[_PRINCIPAL_KEY] = principal
         if EXCHANGE_KEY in scope:  # else it came over the bus
-            scope[EXCHANGE_KEY].principal = principal
+            exchange: AsgiExchange = scope[EXCHANGE_KEY]
+            exchange.principal = principal
+            counts = route.submits or route.action is Action.INFER
+            if counts and gate.limits_requests and not announced_bytes(scope["headers"]):
+                return self._count_body(exchange, principal)
+        return None
+
+    def _count_body(self, exchange: AsgiExchange, principal: Principal) -> ASGIApp | None:
+        """Has a body counted that was not announced. Returns what answers if it is too large already."""
+        exchange.on_body = partial(self.gate.count_body, principal)
+        try:
+            exchange.on_body(exchange.received_bytes, not exchange.more_body)
+        except WeirError as error:
+            return self._respond(error)
         return None
 
     def _asked(self, scope: Scope, route: Route) -> Asked:
@@ -52,6 +73,8 @@ class HttpDoor:
             client[0] if client else "",
             route.lists,
             method in _READING,
+            announced_bytes(scope["headers"]),
+            route.submits,
         )
 
 
@@ -60,6 +83,12 @@ def shown_in(scope: Scope) -> Shown:
     headers = scope["headers"]
     tenant = first_header(headers, TENANT_HEADER)
     return Shown(first_header(headers, b"authorization"), scope.get(CERTIFICATE_KEY), tenant)
+
+
+def announced_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """The size of the body as the head announces it; 0 where it does not."""
+    length = first_header(headers, b"content-length")
+    return int(length) if length.isdigit() and len(length) < _LONGEST_LENGTH else 0
 
 
 def first_header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

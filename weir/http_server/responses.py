@@ -19,6 +19,8 @@ def weir_error_response(error: WeirError) -> Response:
     response = error_response(error.http_status, error.message)
     if error.retry_after_s:
         response.headers["Retry-After"] = str(error.retry_after_s)
+    for name, value in error.headers:
+        response.headers[name] = value
     if error.code is ErrorCode.UNAUTHENTICATED:
         for challenge in CHALLENGES:
             response.headers.append("WWW-Authenticate", challenge)

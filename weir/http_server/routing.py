@@ -19,7 +19,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Door(Protocol):
     """Lets requests in (`weir.http_server.door.HttpDoor`). An application has it as `state.door`."""
 
-    def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
+    async def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
         """What answers a request for `route` that is not let in; None for one that is."""
 
 
@@ -28,7 +28,8 @@ class Route(routing.Route):
 
     A request does `action` to the model in the path parameter `model_parameter`, or to the server where the path has none.
     With `lists`, it concerns several models, or one that the body names: the door lets in whoever may do the action to any
-    model, and the handler asks about each model (`allowed_models`, `check_model` of `weir.http_server.door`).
+    model, and the handler asks about each model (`allowed_models`, `check_model` of `weir.http_server.door`). What
+    `submits` work for later counts towards the limits of its owner, as inference does.
     """
 
     def __init__(  # noqa: PLR0913 - what a route is, by name
@@ -40,12 +41,14 @@ class Route(routing.Route):
         methods: Collection[str] = ("GET",),
         lists: bool = False,
         model_parameter: str = "model",
+        submits: bool = False,
         **more: Any,
     ) -> None:
         super().__init__(path, endpoint, methods=list(methods), **more)
         self.action = action
         self.lists = lists
         self.model_parameter = model_parameter
+        self.submits = submits
 
     def matches(self, scope: Scope) -> tuple[routing.Match, Scope]:
         """Whether the route matches, and what it adds to the scope."""
@@ -58,5 +61,5 @@ class Route(routing.Route):
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request that the door lets in."""
         door: Door = scope["app"].state.door
-        rejection = door.rejection(scope, self)
+        rejection = await door.rejection(scope, self)
         await (super().handle if rejection is None else rejection)(scope, receive, send)

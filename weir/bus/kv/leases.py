@@ -33,13 +33,23 @@ SAFETY_S = 1.5
 
 
 class _Lease:
-    __slots__ = ("held_since_s", "is_writing", "on_acquired", "on_lost", "revision", "sure_until_s", "written_s")
+    __slots__ = (
+        "held_since_s",
+        "is_writing",
+        "on_acquired",
+        "on_lost",
+        "revision",
+        "sure_until_s",
+        "writes",
+        "written_s",
+    )
 
     def __init__(self, on_acquired: Callable[[], None], on_lost: Callable[[], None]) -> None:
         self.on_acquired = on_acquired
         self.on_lost = on_lost
         self.revision = 0  # 0: not held here
         self.is_writing = False
+        self.writes = 0
         self.written_s = 0.0
         self.sure_until_s = 0.0
         self.held_since_s = 0.0
@@ -79,6 +89,11 @@ class Leases:
         lease = self._leases.get(key)
         return lease is not None and lease.revision > 0
 
+    def was_free(self, key: str) -> bool:
+        """For `on_acquired`: whether nobody held `key` when this process asked for it, or has left it orderly."""
+        lease = self._leases.get(key)
+        return lease is not None and lease.writes == 1
+
     @property
     def held(self) -> list[str]:
         """The keys that this process holds."""
@@ -110,6 +125,7 @@ class Leases:
 
     def _write(self, key: str, lease: _Lease) -> None:
         lease.is_writing = True
+        lease.writes += 1
         lease.written_s = time.monotonic()
         block = pack_headers({EXPECTED_SEQUENCE: str(lease.revision), "Nats-TTL": f"{TTL_S}s"})
         on_stored = partial(self._on_stored, key, lease, lease.written_s)

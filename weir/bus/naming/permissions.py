@@ -78,6 +78,8 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("statistics.last", ROLES, (GATEWAY, *OBSERVERS)),
     ("traffic.counters", (GATEWAY,), (GATEWAY,)),
     ("statistics.answer.*.*", ROLES, (GATEWAY, *OBSERVERS)),
+    ("limits.request", (GATEWAY,), (GATEWAY,)),
+    ("limits.answer.*.*", (GATEWAY,), (GATEWAY,)),
     ("api.request", (CONSOLE,), (GATEWAY,)),
     ("api.answer.*.*", (GATEWAY,), (CONSOLE,)),
     ("observe.request", OBSERVERS, (GATEWAY, SCHEDULER)),

@@ -42,6 +42,7 @@ RESERVED_TOKENS = frozenset(
         "inbox",
         "infer",
         "kv",
+        "limits",
         "live",
         "lost",
         "lost-attempts",

@@ -256,6 +256,15 @@ def peer_answers(gateway: str) -> str:
     return f"peers.answer.{gateway}"
 
 
+LIMIT_REQUEST = "limits.request"
+"""Requests of gateways for tokens of rate limits, to the one gateway that decides."""
+
+
+def limit_replies(gateway: str) -> str:
+    """Replies to the `LIMIT_REQUEST`s of one gateway; the request's number follows."""
+    return f"limits.answer.{gateway}"
+
+
 API_REQUEST = "api.request"
 """Requests to the HTTP API of the gateways, which share them as a queue group (`weir.schemas.wire.gateway_api`)."""
 

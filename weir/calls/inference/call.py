@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from weir.access.limits.refusals import TokensPending
 from weir.calls.catalog import ServedModel
 from weir.calls.dispatch import RequestDispatcher
 from weir.calls.in_flight import PendingRequest
@@ -105,6 +106,7 @@ class Call(ABC):
         "account",
         "codec",
         "held_bytes",
+        "is_counted",
         "is_over",
         "is_submitted",
         "pending",
@@ -124,6 +126,8 @@ class Call(ABC):
         self.pending: PendingRequest | None = None
         self.is_submitted = False
         self.is_over = False
+        self.is_counted = False
+        """Whether the gate has counted the request against the limits of its owner."""
         self.held_bytes = 0
         self._is_held = False
         self._task: asyncio.Future[Any] | None = None  # what it waits for: mostly a helper process
@@ -167,8 +171,21 @@ class Call(ABC):
                 self.is_submitted = True
             elif source is not None:
                 self.read(source)
+        except TokensPending as pending:
+            self.wait_for_tokens(pending.wait())
         except WeirError as error:
             self._reject(error)
+
+    def wait_for_tokens(self, settled: asyncio.Future[WeirError | None]) -> None:
+        """Opens the call once its owner's rate limits let it in, or rejects it."""
+
+        def go_on(refusal: WeirError | None) -> None:
+            if refusal is not None:
+                raise refusal
+            self.open()
+
+        self.is_counted = True
+        self.after(settled, go_on)
 
     def read(self, source: Any) -> None:
         """Has the codec read `source`, here or in a helper process, and submits the request. Raises WeirError."""
@@ -220,7 +237,11 @@ class Call(ABC):
             self._end(error)
 
     def _read(self, source: Any, parts: Sequence[memoryview]) -> None:
-        self.served, self.request = self.codec.read(source, parts, self.services)
+        try:
+            self.served, self.request = self.codec.read(source, parts, self.services)
+        except TokensPending as pending:
+            self.wait_for_tokens(pending.wait())
+            return
         self.pending = self.submit(self.request, None)
         self.is_submitted = True
 

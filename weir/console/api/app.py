@@ -52,10 +52,10 @@ def make_app(context: ConsoleContext, address: str, allowed_hosts: Sequence[str]
 class ConsoleDoor(HttpDoor):
     """The door of the console. A request that it lets in is sent on to gateways as that of the same principal."""
 
-    def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
+    async def rejection(self, scope: Scope, route: Route) -> ASGIApp | None:
         """Implements `Door.rejection`."""
         AUTHORIZATION.set(first_header(scope["headers"], b"authorization").decode("latin-1"))
-        return super().rejection(scope, route)
+        return await super().rejection(scope, route)
 
 
 class OwnPageCheck:

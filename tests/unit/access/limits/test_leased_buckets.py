@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import pytest
@@ -40,7 +41,7 @@ class World:
         self._alone_since: dict[int, float] = {}
         self.gateways: list[LeasedBuckets] = []
         for number in range(gateways):
-            self.gateways.append(LeasedBuckets(lambda number=number: self.after(0.0, lambda: self._ask(number))))
+            self.gateways.append(LeasedBuckets(partial(self.after, 0.0, partial(self._ask, number))))
             self._tick(number)
 
     def after(self, delay_s: float, event: Callable[[], None]) -> None:

@@ -44,6 +44,7 @@ _BASES = {
     "api_replies",
     "publish_ack",
     "counters",
+    "limit_replies",
     "peer_answers",
     "readiness_replies",
     "sequence_reports",

@@ -1,0 +1,200 @@
+"""Limits of rates and sizes at the doors of a real server with two gateways, one of which decides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import httpx
+import nats
+import psutil
+import pytest
+import yaml
+
+from tests.support.models.zoo import write_identity
+from tests.support.servers.weir_server import Server
+from tests.support.waiting import wait_until
+from weir.access.keys.ring import KeyRing
+from weir.cluster.access.key_file import KeyFile
+from weir.schemas.kserve.triton_messages import messages
+
+MODEL = "echo"
+RARE = 0.02  # requests a second: one, and the next one after 50 s
+BODY = json.dumps({"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32", "data": [0.0] * 4}]}).encode()
+
+
+def role(**limits: Any) -> dict[str, Any]:
+    return {"rules": [{"actions": ["infer", "metadata", "metrics", "jobs"]}], "limits": limits}
+
+
+POLICY: dict[str, Any] = {
+    "roles": {
+        "rare": role(requests_per_s=RARE),
+        "small": role(body_bytes=len(BODY)),
+        "slow": role(bytes_per_s=len(BODY) / 100),
+        "changed": role(requests_per_s=RARE),
+        "free": role(requests_per_s=1e6),
+    }
+}
+
+
+class World(NamedTuple):
+    server: Server
+    folder: Path
+    keys: dict[str, str]
+
+    def infer(self, key: str, body: bytes = BODY, path: str = "infer", **more: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {self.keys[key]}", **more.pop("headers", {})}
+        url = f"http://{self.server.http_place}/v2/models/{MODEL}/{path}"
+        return httpx.post(url, content=more.pop("content", body), headers=headers, timeout=30.0)
+
+    def decides(self) -> list[int]:
+        """The gateways that have decided, one after the other."""
+        return [
+            int(pid)
+            for pid in re.findall(r" (\d+) gateway .*this gateway decides about rate limits", self.server.log())
+        ]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("rates")
+    write_identity(folder / "models", MODEL, "FP32")
+    (folder / "policy.yaml").write_text(yaml.safe_dump(POLICY))
+    keys: dict[str, str] = {}
+    names = {
+        "http": "rare", "generate": "rare", "grpc": "rare", "nats": "rare", "killed": "rare", "audit": "rare",
+        "small": "small", "slow": "slow", "changed": "changed", "free": "free",
+    }  # fmt: skip
+    for name, of in names.items():
+
+        def create(ring: KeyRing, name: str = name, of: str = of) -> KeyRing:
+            ring, keys[name] = ring.create(name, [of], time.time())
+            return ring
+
+        KeyFile(folder / "keys.json").change(create)
+    options = [f"--access-policy={folder / 'policy.yaml'}", f"--access-keys={folder / 'keys.json'}", "--gateways=2"]
+    with Server(folder, folder / "models", *options) as server:
+        world = World(server, folder, keys)
+        wait_until(lambda: world.infer("free").status_code == 200 and world.decides())
+        yield world
+
+
+def test_http_answers_429_with_the_headers_that_clients_know(world: World) -> None:
+    assert world.infer("http").status_code == 200
+    for refused in (world.infer("http"), world.infer("http", path="generate", body=b"{}")):
+        assert refused.status_code == 429
+        assert refused.json() == {"error": "limit of 0.02 requests/s of 'http' is used up"}
+        assert 1 <= int(refused.headers["retry-after"]) <= 50
+        assert refused.headers["ratelimit"] == f'"requests";r=0;t={refused.headers["retry-after"]}'
+        assert refused.headers["ratelimit-policy"] == '"requests";q=1;w=50'
+        assert refused.headers["x-ratelimit-limit"] == "1"
+        assert refused.headers["x-ratelimit-remaining"] == "0"
+        assert refused.headers["x-ratelimit-reset"] == refused.headers["retry-after"]
+
+
+def test_routes_of_the_application_take_a_token_too(world: World) -> None:
+    assert world.infer("generate", path="generate", body=b"{}").status_code == 400  # the model has no text input
+    assert world.infer("generate").status_code == 429
+
+
+def test_metadata_is_not_limited(world: World) -> None:
+    wait_until(lambda: world.infer("http").status_code == 429)
+    headers = {"authorization": f"Bearer {world.keys['http']}"}
+    assert httpx.get(f"http://{world.server.http_place}/v2/models/{MODEL}", headers=headers).status_code == 200
+
+
+def test_grpc_answers_resource_exhausted_with_the_delay(world: World) -> None:
+    request = messages.ModelInferRequest(model_name=MODEL)
+    tensor = request.inputs.add(name="IN", datatype="FP32", shape=[1, 4])
+    tensor.contents.fp32_contents.extend([0.0] * 4)
+    metadata = [("authorization", f"Bearer {world.keys['grpc']}")]
+    with grpc.insecure_channel(world.server.grpc_place) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            type(request).SerializeToString,
+            messages.ModelInferResponse.FromString,
+        )
+        assert call(request, metadata=metadata, timeout=30.0).model_name == MODEL
+        with pytest.raises(grpc.RpcError) as refused:
+            call(request, metadata=metadata, timeout=30.0)
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert refused.value.details() == "limit of 0.02 requests/s of 'grpc' is used up"
+    assert 1 <= int(dict(refused.value.trailing_metadata())["retry-after"]) <= 50
+
+
+def test_nats_answers_429_with_the_delay(world: World) -> None:
+    async def ask() -> list[dict[str, str]]:
+        client = await nats.connect(world.server.nats_url)
+        headers = {"Authorization": f"Bearer {world.keys['nats']}"}
+        answers = [await client.request(f"infer.{MODEL}", BODY, timeout=30, headers=headers) for _ in range(2)]
+        await client.close()
+        return [dict(answer.headers or {}) for answer in answers]
+
+    first, second = asyncio.run(ask())
+    assert first["Weir-Outcome"] == "succeeded"
+    assert second["Nats-Service-Error-Code"] == "429"
+    assert 1 <= int(second["Retry-After"]) <= 50
+    assert second["RateLimit-Policy"] == '"requests";q=1;w=50'
+
+
+def test_bytes_count_as_announced_or_as_received(world: World) -> None:
+    assert world.infer("slow").status_code == 200
+    refused = world.infer("slow")
+    assert refused.status_code == 429
+    assert "bytes/s of 'slow' is used up" in refused.json()["error"]
+    assert refused.headers["ratelimit-policy"].endswith(';qu="content-bytes"')
+
+
+@pytest.mark.parametrize("path", ["infer", "generate"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_a_larger_body_than_its_owner_may_send_is_refused(world: World, path: str, is_chunked: bool) -> None:
+    long = BODY[:-1] + b" " + BODY[-1:]
+    text = f"request of {len(long)} bytes exceeds the limit of {len(BODY)} bytes of 'small'"
+    refused = world.infer("small", content=iter([long]) if is_chunked else long, path=path)
+    assert (refused.status_code, refused.json()) == (400, {"error": text})
+    assert world.infer("small", content=iter([BODY]) if is_chunked else BODY).status_code == 200
+
+
+def test_refusals_are_counted_by_the_kind_of_limit(world: World) -> None:
+    wait_until(lambda: world.infer("audit").status_code == 429)
+
+    def refused() -> float:
+        headers = {"authorization": f"Bearer {world.keys['free']}"}
+        page = httpx.get(f"http://{world.server.metrics_place}/metrics", headers=headers).text
+        return sum(float(row.split()[-1]) for row in page.splitlines() if 'reason="limit_requests"' in row)
+
+    wait_until(lambda: refused() >= 1)
+
+
+def test_another_limit_applies_while_the_server_runs(world: World) -> None:
+    wait_until(lambda: world.infer("changed").status_code == 429)
+    policy = json.loads(json.dumps(POLICY))
+    policy["roles"]["changed"]["limits"] = {"requests_per_s": 1000}
+    (world.folder / "policy.yaml").write_text(yaml.safe_dump(policy))
+    wait_until(lambda: world.infer("changed").status_code == 200)
+    (world.folder / "policy.yaml").write_text(yaml.safe_dump(POLICY))
+
+
+def test_another_gateway_decides_after_the_death_of_the_one_that_did(world: World) -> None:
+    assert world.infer("killed").status_code == 200
+    before = world.decides()
+    psutil.Process(before[-1]).send_signal(signal.SIGKILL)
+
+    def goes_on() -> bool:
+        try:
+            return world.infer("killed").status_code == 429 and len(world.decides()) > len(before)
+        except httpx.TransportError:  # of the gateway that died
+            return False
+
+    wait_until(goes_on)
+    assert world.decides()[-1] != before[-1]
+    assert world.infer("killed").status_code == 429  # no new burst
+    wait_until(lambda: world.infer("free").status_code == 200)
