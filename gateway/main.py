@@ -335,6 +335,8 @@ class _Gateway:
         with _start_errors():
             await self._access.start(background)
             stops.callback(self._access.stop)
+            if self._cache is not None:
+                self._cache.is_per_owner = lambda: self._access.gate.isolates_cache
             await self._durable.start(background)
         stops.callback(self._durable.stop)
         with _start_errors():

@@ -12,6 +12,7 @@ from weir.scheduler.batching.outcome import Failure
 from weir.scheduler.batching.request import QueuedRequest
 from weir.schemas.core.errors import Reason, WeirError, internal, unavailable
 from weir.schemas.core.request_limits import cancelled_error
+from weir.schemas.core.requests import shown_id
 
 MAX_ATTEMPTS = 4
 _ALONE_FROM_ATTEMPT = 2
@@ -51,7 +52,7 @@ class RetryPolicy:
             if request.cancelled:
                 continue
             if has_steps and request.correlation_id:
-                error = unavailable(LOST_STEPS.format(request.correlation_id), Reason.SEQUENCE_LOST)
+                error = unavailable(LOST_STEPS.format(shown_id(request.correlation_id)), Reason.SEQUENCE_LOST)
                 failures.append(Failure(request, error))
                 continue
             request.attempts += 1

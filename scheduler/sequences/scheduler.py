@@ -31,7 +31,7 @@ from weir.scheduler.sequences.table import MAX_LOST, SequenceTable
 from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, invalid, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error
-from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START
+from weir.schemas.core.requests import SEQUENCE_END, SEQUENCE_START, shown_id
 from weir.schemas.wire.batches import NO_REPLY, BatchCompletion, BatchEnded, BatchLost, BatchReleased
 from weir.schemas.wire.observation import BatchReason
 
@@ -548,7 +548,7 @@ def lateness(request: QueuedRequest, sequence: StatefulSequence, late: QueuedReq
 def _name(of: QueuedRequest | StatefulSequence) -> int | str:
     """Returns the id as callers know it: the id of an iterative sequence was assigned here and is negative."""
     id = of.correlation_id if isinstance(of, QueuedRequest) else of.id
-    return abs(id) if isinstance(id, int) else id
+    return abs(id) if isinstance(id, int) else shown_id(id)
 
 
 class SequenceBatch(Batch):

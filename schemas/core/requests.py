@@ -52,7 +52,8 @@ class InferRequest(msgspec.Struct, eq=False):
     later those of the request's own trace, if it is traced. `arrival` holds two of Triton's timestamps for a trace, each
     (name, unix nanoseconds). After `deadline_ms` (unix time, 0 for none) the response is dropped. `regions` names the
     shared-memory regions that its tensors lie in. `wants_timestamps` asks the worker to report when the request passed each
-    stage, as it does for traced requests anyway. `lane` sets its urgency.
+    stage, as it does for traced requests anyway. `lane` sets its urgency. `owner` is whose its sequence is, "" where nobody
+    has to prove who sends it: equal correlation ids of two owners are two sequences (`owned_id`).
 
     `batch_size` (1 for models without batching) and `shape_key` (equal for requests that may share a batch; "" where
     all requests of the model may) are set by `RequestNormalizer`.
@@ -77,6 +78,7 @@ class InferRequest(msgspec.Struct, eq=False):
     wants_timestamps: bool = False
     regions: tuple[str, ...] = ()
     lane: Lane = Lane.LIVE
+    owner: str = ""
     batch_size: int = 1
     shape_key: str = ""
 
@@ -89,3 +91,16 @@ class InferResponse(msgspec.Struct, eq=False):
     id: str = ""
     outputs: list[Tensor] = []
     parameters: Parameters | None = None
+
+
+_OWNER_END = "\x1f"
+
+
+def owned_id(owner: str, id: int | str) -> int | str:
+    """The correlation id `id` of `owner`, as schedulers tell sequences apart; `id` itself for the owner ""."""
+    return f"{owner}{_OWNER_END}{'i' if isinstance(id, int) else 's'}{id}" if owner else id
+
+
+def shown_id(id: int | str) -> int | str:
+    """The correlation id as its caller knows it: without its owner."""
+    return id.partition(_OWNER_END)[2][1:] if isinstance(id, str) and _OWNER_END in id else id

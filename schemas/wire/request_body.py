@@ -21,11 +21,11 @@ from weir.schemas.wire.codec import (
     reference,
 )
 
-_REFERENCE = b"\x95"  # the first byte of an array of five; a body is an array of seven to eleven
+_REFERENCE = b"\x95"  # the first byte of an array of five; a body is an array of seven to twelve
 
 
 class _Body(msgspec.Struct, array_like=True):
-    """The fields of `InferRequest` that its worker reads, in their order on the wire; few requests have the last four."""
+    """The fields of `InferRequest` that its worker reads, in their order on the wire; few requests have the last five."""
 
     id: str
     parameters: Parameters | None
@@ -38,6 +38,7 @@ class _Body(msgspec.Struct, array_like=True):
     tracestate: str = ""
     wants_timestamps: bool = False
     priority: NonNegative = 0
+    owner: str = ""
 
 
 def pack_body(request: InferRequest) -> bytes:
@@ -158,11 +159,14 @@ def _request(fields: _Body, outputs: list[RequestedOutput], model: str, version:
         traceparent=fields.traceparent,
         tracestate=fields.tracestate,
         wants_timestamps=fields.wants_timestamps or bool(fields.traceparent),
+        owner=fields.owner,
     )
 
 
 def _ending(request: InferRequest) -> tuple[str | bool | int, ...]:
     """The last fields of the body, without those at the end that have their default."""
+    if request.owner:
+        return (request.traceparent, request.tracestate, request.wants_timestamps, request.priority, request.owner)
     if request.priority:
         return (request.traceparent, request.tracestate, request.wants_timestamps, request.priority)
     if request.wants_timestamps:

@@ -115,6 +115,8 @@ class Gate:
 
     def __init__(self, clock: Callable[[], float], latest_version: Callable[[str], int] = lambda _model: 0) -> None:
         self.audits: Audits = NO_AUDIT
+        self.isolates_cache = False
+        """Whether a cached response is for requests of the same owner alone."""
         self.is_on = False
         """Whether there is a policy."""
         self._clock = clock
@@ -138,6 +140,7 @@ class Gate:
         """Decides by this policy from now on."""
         self._decisions = Decisions(policy)
         self.is_on = True
+        self.isolates_cache = policy.response_cache == "owner"
         limits = [role.limits for role in policy.roles.values() if role.limits is not None]
         self.limits_rates = any(each.requests_per_s or each.bytes_per_s for each in limits)
         self.limits_requests = self.limits_rates or any(each.body_bytes for each in limits)

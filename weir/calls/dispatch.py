@@ -41,7 +41,7 @@ from weir.runtime.containment import contained
 from weir.runtime.log_limiter import LogLimiter
 from weir.schemas.core.errors import Reason, WeirError, internal, overloaded, unavailable
 from weir.schemas.core.request_limits import cancelled_error, is_cancelled_error
-from weir.schemas.core.requests import InferRequest, InferResponse
+from weir.schemas.core.requests import InferRequest, InferResponse, owned_id
 from weir.schemas.core.tensors import PayloadRef
 from weir.schemas.wire.calls import (
     ANYBODY,
@@ -209,6 +209,9 @@ class RequestDispatcher:
         """
         model = served or self._catalog.resolve(request.model_name, request.model_version)
         self._in_flight.check_room()
+        if caller.owner and (request.correlation_id or (model.caches and self._cache is not None)):
+            is_own = request.correlation_id or (self._cache is not None and self._cache.is_per_owner())
+            request.owner = caller.owner if is_own else ""
         arm = ""
         if model.split is not None:
             model.normalizer.normalize(request)
@@ -288,6 +291,9 @@ class RequestDispatcher:
     ) -> PendingRequest:
         """Submits a checked request, for which `arm` is how a traffic rule has chosen its version, "" without a rule."""
         key = next(self._keys)
+        sequence = request.correlation_id
+        if request.owner and sequence:
+            sequence = owned_id(request.owner, sequence)
         envelope = RequestEnvelope(
             key,
             int(request.model_version) if request.model_version else -1,
@@ -296,7 +302,7 @@ class RequestDispatcher:
             request.priority,
             request.timeout_us,
             deadline_ms,
-            request.correlation_id,
+            sequence,
             request.sequence_flags,
             request.traceparent,
             body,
@@ -305,8 +311,8 @@ class RequestDispatcher:
             *caller,
         )
         queue: Destination = model.queue
-        if type(queue) is PartitionedQueue and request.correlation_id:
-            queue = queue_of_sequence(queue, request.correlation_id)
+        if type(queue) is PartitionedQueue and sequence:
+            queue = queue_of_sequence(queue, sequence)
         slots, trace, lookup, _ = attachments
         pending = PendingRequest(key, model, request, envelope, on_response, slots, trace, queue)
         if model.preserves_ordering:

@@ -147,6 +147,7 @@ class RequestTemplates:
         """
         if (
             request.id
+            or request.owner  # the template would be for this owner alone
             or request.regions  # regions may be registered again under the same names
             or header_length > MAX_HEADER_BYTES
             or not request.inputs

@@ -206,6 +206,7 @@ class EnsembleRequest:
             sequence = value.sequence or sequence
         request.outputs = [RequestedOutput(name) for name, _ in step.outputs]
         request.correlation_id, request.sequence_flags = sequence
+        request.owner = own.owner
         request.priority, request.timeout_us = own.priority, own.timeout_us
         request.deadline_ms, request.lane = own.deadline_ms, own.lane
         request.wants_timestamps = True

@@ -12,12 +12,15 @@ import nats
 import pytest
 
 from tests.support.access.served import Guarded, infer_body, weir
-from tests.support.models.zoo import write_identity
+from tests.support.models.ensembles import write_ensemble
+from tests.support.models.sequences import write_accumulator
+from tests.support.models.zoo import Tensors, write_identity
 from tests.support.waiting import wait_until
 
 POLICY = """
+response_cache: owner
 roles:
-  anonymous: {rules: [{actions: [health]}]}
+  anonymous: {rules: [{actions: [health, metrics]}]}
   caller: {rules: [{model: "net*", actions: [infer, jobs, metadata]}]}
   broker: {rules: [{model: "net*", actions: [infer, jobs]}], acts_for_tenants: true}
   operator: {rules: [{actions: ["*"]}], acts_for_tenants: true}
@@ -39,9 +42,21 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("owners")
     for name in ("net", "other"):
         write_identity(folder / "models", name, "FP32")
+    write_accumulator(folder / "models", "net_sum")
+    number: Tensors = {"IN": ("FP32", [1])}
+    steps = [("net_sum", {"IN": "IN"}, {"OUT": "OUT"})]
+    write_ensemble(folder / "models", "net_steps", number, {"OUT": ("FP32", [1])}, steps, batch=4)
+    write_identity(folder / "models", "net_cached", "FP32", "response_cache { enable: true }")
     (folder / "batch").mkdir()
     (folder / "batch" / "in.jsonl").write_text(json.dumps(infer_body()) + "\n")
-    with Guarded(folder, folder / "models", POLICY, "--console-port=0", f"--batch-root={folder / 'batch'}") as server:
+    with Guarded(
+        folder,
+        folder / "models",
+        POLICY,
+        "--console-port=0",
+        "--cache-config=local,size=1000000",
+        f"--batch-root={folder / 'batch'}",
+    ) as server:
         yield World(server)
 
 
@@ -165,3 +180,42 @@ def test_the_audit_log_names_who_was_refused_at_each_door(world: World) -> None:
         return of_bob >= {("http", "load"), ("durable", "infer"), ("console", "console-read")}
 
     wait_until(told)
+
+
+def added(world: World, key: str, model: str, value: float, **more: Any) -> tuple[int, Any]:
+    body = {
+        "parameters": {"sequence_id": 7, **more},
+        "inputs": [{"name": "IN", "shape": [1, 1], "datatype": "FP32", "data": [value]}],
+    }
+    answer = world.server.ask("POST", f"/v2/models/{model}/infer", key, json=body)
+    document = answer.json()
+    return answer.status_code, document["outputs"][0]["data"][0] if "outputs" in document else document["error"]
+
+
+@pytest.mark.parametrize("model", ["net_sum", "net_steps"])
+def test_a_sequence_is_its_owner_s(world: World, model: str) -> None:
+    """Equal ids of two owners are two sequences; those of one tenant are one."""
+    assert added(world, world.alice, model, 1, sequence_start=True) == (200, 1)
+    status, text = added(world, world.bob, model, 10)
+    assert status == 400
+    assert "sequence 7 to model" in text
+    assert "acme" not in text
+    assert added(world, world.bob, model, 10, sequence_start=True) == (200, 10)
+    assert added(world, world.anna, model, 2) == (200, 3)
+    assert added(world, world.bob, model, 20) == (200, 30)
+    assert added(world, world.alice, model, 4, sequence_end=True) == (200, 7)
+    assert added(world, world.bob, model, 40, sequence_end=True) == (200, 70)
+
+
+def test_a_cached_response_is_its_owner_s(world: World) -> None:
+    def hits() -> float:
+        return world.server.metrics()["nv_cache_num_hits_per_model", "net_cached"]
+
+    def ask(key: str) -> None:
+        assert world.server.ask("POST", "/v2/models/net_cached/infer", key, json=infer_body()).status_code == 200
+
+    ask(world.alice)
+    ask(world.bob)
+    assert hits() == 0
+    ask(world.anna)
+    wait_until(lambda: hits() == 1)

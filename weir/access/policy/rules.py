@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -129,10 +129,14 @@ class Certificate(_Strict):
 
 
 class AccessPolicy(_Strict):
-    """A principal may do what any of its roles allows; nothing else. Whoever shows nothing has the role `anonymous`."""
+    """A principal may do what any of its roles allows; nothing else. Whoever shows nothing has the role `anonymous`.
+
+    `response_cache` is "shared", or "owner": a response that the cache has kept is for requests of the same owner alone.
+    """
 
     roles: dict[str, Role] = {}
     tokens: Annotated[tuple[Issuer, ...], Field(max_length=16)] = ()
+    response_cache: Literal["shared", "owner"] = "shared"
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=10_000)] = ()
 
 

@@ -51,7 +51,8 @@ VersionKey = tuple[str, int]
 def cache_key(model: str, version: int, load: str, request: InferRequest) -> bytes:
     """The key of a request whose inputs are in the request; `load` is the load digest of the version.
 
-    It does not depend on the request's id, priority and timeout, since no response does.
+    It does not depend on the request's id, priority and timeout, since no response does. Requests of an owner that keeps
+    its responses to itself have keys of their own.
     """
     inputs = sorted(request.inputs, key=lambda tensor: tensor.name)
     facts = (
@@ -63,6 +64,7 @@ def cache_key(model: str, version: int, load: str, request: InferRequest) -> byt
         sorted((request.parameters or {}).items()),
         request.correlation_id,
         request.sequence_flags,
+        *((request.owner,) if request.owner else ()),
     )
     # The facts contain the sizes of all contents, so different requests never hash the same bytes.
     digest = hashlib.blake2b(encode(facts), digest_size=KEY_BYTES)
@@ -179,6 +181,8 @@ class ResponseCache:
         has_summaries: bool = False,
     ) -> None:
         self._catalog = catalog
+        self.is_per_owner: Callable[[], bool] = lambda: False
+        """Whether a response is for requests of the same owner alone."""
         self._local: LocalCache | None = None
         self._shared: SharedCache | None = None
         if config.kind == NATS:

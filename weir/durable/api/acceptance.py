@@ -22,6 +22,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
+from urllib.parse import quote
 from uuid import uuid4
 
 from nats.js.errors import NotFoundError
@@ -50,6 +51,9 @@ STORE_TIMEOUT_S = 10.0
 
 PROVISION_MAX_AGE_S = 30.0
 """How long a queue that had a consumer is not checked again."""
+
+OWNER_HEADER = "Weir-Owner"
+"""Header of a stored request: whose it is, percent-encoded."""
 
 DELETED = "weir-deleted"
 """Header of the record of a deleted request, which only prevents that the request runs again."""
@@ -169,6 +173,8 @@ class Acceptance:
         }
         if version:
             headers["Weir-Model-Version"] = version
+        if asked.owner:
+            headers[OWNER_HEADER] = quote(asked.owner)
         if header_length is not None:
             headers["Inference-Header-Content-Length"] = header_length
         if asked.callback_url:

@@ -17,6 +17,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
+from urllib.parse import unquote
 
 import msgspec
 
@@ -29,6 +30,7 @@ from weir.bus.nats.jetstream import parse_ack_subject
 from weir.bus.streams.pull import BoundedPull
 from weir.calls.catalog import ServedModel
 from weir.calls.inference.documents import HEADER_LENGTH, codec_of, format_of
+from weir.durable.api.acceptance import OWNER_HEADER
 from weir.durable.consumer.acknowledger import Acknowledger
 from weir.durable.consumer.context import ConsumerContext
 from weir.durable.consumer.runner import NO_MODEL, RequestRunner, read_body
@@ -305,9 +307,12 @@ class LaneConsumer:
         A token counts that was valid when the request was stored: it may wait for long.
         """
         gate = self._context.gate
-        if not gate.is_on or self._is_checked(request):
+        if not gate.is_on:
             return True
         headers = parse_headers(request.message.header_block)
+        if self._is_checked(request):
+            request.owner = unquote(headers.get(OWNER_HEADER.lower(), ""))
+            return True
         shown = Shown(
             headers.get("authorization", "").encode(errors="replace"),
             tenant=request.headers.tenant.encode(errors="replace"),
@@ -320,6 +325,7 @@ class LaneConsumer:
             self._peek_id(request)
             self._context.recorder.fail(request, Outcome.FAILED, error)
             return False
+        request.owner = principal.owner
         request.headers = msgspec.structs.replace(request.headers, tenant=principal.tenant)
         return True
 

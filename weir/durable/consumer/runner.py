@@ -129,6 +129,8 @@ class RequestRunner:
         elif not self.read(request, served):
             return
         assert request.request is not None  # noqa: S101 - it was read
+        if request.owner and request.request.correlation_id:
+            request.request.owner = request.owner
         submitted, codec = (served, request.request, packed), codec_of(request.format)
         attempt = request.attempt = _Attempt(self, request, submitted, codec, now_ms)
         attempt.open()

@@ -74,6 +74,8 @@ class DurableRequest(msgspec.Struct, eq=False):
     format: BodyFormat = BodyFormat.JSON
     request: InferRequest | None = None
     served: ServedModel | None = None
+    owner: str = ""
+    """Whose it is, "" without an access policy."""
     sequence: int | str = 0
     """The sequence in whose queue it is, 0 for none."""
     maybe_started: bool = False
