@@ -156,7 +156,7 @@ class InferExchange(Call):
             self._reject_size(length)
             return
         shut = context.inference.backpressure.active
-        rejection = early_rejection(context, self._model, self._version) if shut else None
+        rejection = early_rejection(context, self._model, self._version, self._caller.owner) if shut else None
         if rejection is None and length > SLOT_FROM_BYTES:
             body = self.body = RequestBody(self._connection.memory, context.payloads, length)
             if 0 <= self._json_bytes <= length:
@@ -413,7 +413,7 @@ class InferExchange(Call):
             self.body.release()
 
 
-def early_rejection(context: GatewayContext, model: str, version: str) -> WeirError | None:
+def early_rejection(context: GatewayContext, model: str, version: str, owner: str) -> WeirError | None:
     """The error with which the queue of this model rejects every request now, as far as this gateway knows.
 
     None if the error may be another one, or depends on the body.
@@ -421,7 +421,7 @@ def early_rejection(context: GatewayContext, model: str, version: str) -> WeirEr
     try:
         served = context.catalog.resolve(model, version)
         if not _may_depend_on_body(context, served):
-            context.inference.backpressure.check_live(time.monotonic(), served.queue, version)
+            context.inference.backpressure.check_live(time.monotonic(), served.queue, version, owner=owner)
     except WeirError as error:
         return error if error.retry_after_s else None
     return None

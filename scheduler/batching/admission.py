@@ -1,7 +1,8 @@
 """Which requests a queue takes: `Admission` by their expected wait, `OwnersInFlight` by the limits of their owners.
 
 `Cost` estimates the cost of a request from those that have run. A new request waits behind all live requests in the
-queue, so its expected wait is the time the instances need for those. After a rejection, the queue must become a
+queue, or where owners take turns behind its own and their turns, so its expected wait is the time the instances need
+for those. After a rejection, the queue must become a
 fifth shorter before requests are admitted again: a client that retries then finds room, and callers are not
 alternately admitted and rejected.
 
@@ -25,7 +26,7 @@ MAX_LISTED = 100
 """Owners in the statistics of a queue: those with most requests in flight, and then those refused most."""
 
 MAX_REMEMBERED = 1_000
-"""Owners whose refused requests are counted while they have none in flight."""
+"""Owners whose refused requests are counted while they have none in flight, and whose admissions are kept."""
 
 
 class Admission:
@@ -66,6 +67,25 @@ class Admission:
         # One of the running requests may be about to end.
         left_us = (waiting - 1) * us_per_request / instances - REOPEN_SHARE * self.max_wait_us
         return max(0, min(MAX_BACKOFF_US, int(left_us)))
+
+
+class Admissions:
+    """The `Admission` of each owner, whose requests wait for what its turns leave them."""
+
+    __slots__ = ("_by_owner", "max_wait_us")
+
+    def __init__(self, max_wait_us: int) -> None:
+        self.max_wait_us = max_wait_us
+        self._by_owner: dict[str, Admission] = {}
+
+    def of(self, owner: str) -> Admission:
+        """Returns that of an owner ("": of requests without one)."""
+        admission = self._by_owner.get(owner)
+        if admission is None:
+            if len(self._by_owner) >= MAX_REMEMBERED:
+                self._by_owner = {name: one for name, one in self._by_owner.items() if one.is_closed}
+            admission = self._by_owner[owner] = Admission(self.max_wait_us)
+        return admission
 
 
 class OwnerCounters(NamedTuple):

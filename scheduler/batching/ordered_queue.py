@@ -22,6 +22,7 @@ from operator import itemgetter
 from weir.runtime.limits.fair_turns import FairTurns
 from weir.scheduler.batching.queue_rules import QueueRules
 from weir.scheduler.batching.request import QueuedRequest
+from weir.schemas.wire.calls import Caller
 
 VIRTUAL_DEADLINE_US = 1_000_000
 """When a request without a deadline counts as due, after its arrival."""
@@ -307,6 +308,15 @@ class FairOrderedQueue(OrderedQueue):
         """As that of `OrderedQueue`."""
         self._store_added()  # first, so that a delayed request has been in the group that it leaves
         return super().overdue(now_us)
+
+    def turns_of(self, caller: Caller) -> tuple[int, float]:
+        """Returns how many requests of an owner wait, and in how many turns of all, by weight, it has one."""
+        self._store_added()
+        taken = sum(request.caller.owner == caller.owner for request in self._charges)
+        weights = {name: line.weight for group in self._groups.values() for name, line in group.lines.items()}
+        weights[caller.owner] = caller.weight
+        lines = [group.lines[caller.owner] for group in self._groups.values() if caller.owner in group.lines]
+        return taken + sum(line.waiting for line in lines), sum(weights.values()) / caller.weight
 
     def _store_added(self) -> None:
         """Moves entries that were added into their groups."""

@@ -13,6 +13,7 @@ from msgspec import Struct
 from weir.scheduler.batching.ordered_queue import NEVER_US, FairOrderedQueue, OrderedQueue
 from weir.scheduler.batching.queue_rules import QueueRules
 from weir.scheduler.batching.request import NO_TERMS, QueuedRequest, arrival
+from weir.schemas.wire.calls import Caller
 
 _MIN_CANCELLED = 64
 
@@ -84,6 +85,20 @@ class Queue:
         while last is not None and queue and arrival(queue[0]) < last:
             first.append(queue.popleft())
         queue.extendleft(sorted(first, key=arrival, reverse=True))
+
+    def wait_of(self, caller: Caller) -> tuple[int, float]:
+        """How many requests a new one of `caller` waits for, and how many times as long each of them takes as alone.
+
+        That is all that wait, or its own if others take turns with it.
+        """
+        waiting = len(self)
+        if isinstance(self._ordered, FairOrderedQueue):
+            own, times = self._ordered.turns_of(caller)
+        elif waiting and caller.owner != self._owner:
+            own, times = 0, 2.0
+        else:
+            return waiting, 1.0
+        return (own, times) if own * times < waiting else (waiting, 1.0)
 
     # For a batch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 
-from weir.scheduler.batching.admission import Admission
+from weir.scheduler.batching.admission import Admissions
 from weir.scheduler.batching.batch import Batch
 from weir.scheduler.batching.custom_strategy import GuardedStrategy
 from weir.scheduler.batching.dispatch import LIVE, Dispatch
@@ -42,7 +42,7 @@ MAX_DIRECT_US = 2_000
 class VersionQueue(Dispatch):
     """One version of a model; `former` is the rule of its batches."""
 
-    _admission: Admission | None = None
+    _admissions: Admissions | None = None
 
     def use_config(self, config: ModelConfig, strategy: GuardedStrategy | None = None) -> None:
         """Forms batches by the rules of `config` from now on."""
@@ -59,8 +59,8 @@ class VersionQueue(Dispatch):
 
     def limit_wait(self, max_wait_us: int) -> None:
         """Rejects live requests on arrival that would wait longer (0: none)."""
-        if max_wait_us != (0 if self._admission is None else self._admission.max_wait_us):
-            self._admission = Admission(max_wait_us) if max_wait_us else None
+        if max_wait_us != (0 if self._admissions is None else self._admissions.max_wait_us):
+            self._admissions = Admissions(max_wait_us) if max_wait_us else None
 
     # What waits and runs
 
@@ -78,12 +78,8 @@ class VersionQueue(Dispatch):
     def enqueue(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Adds requests to the queues of their lanes; returns those that are rejected, of other owners too."""
         failures: list[Failure] = []
-        if self._admission is not None and (refused := self._not_admitted(requests, self._admission)):
-            requests = [request for request in requests if request not in refused]
-            backoff_us = self._admission.backoff_us(
-                len(self.lanes[LIVE]), self.cost.us_per_request, len(self.instances)
-            )
-            failures = self._rejections(list(refused), "wait", backoff_us)
+        if self._admissions is not None:
+            requests, failures = self._admitted(requests, self._admissions)
             if not requests:
                 return failures
         by_lane, is_plain = [(LIVE, requests)], True
@@ -108,14 +104,31 @@ class VersionQueue(Dispatch):
         error = overloaded(QUEUE_FULL, self.expected_wait_us(), backoff_us)
         return [Failure(request, error) for request in requests]
 
-    def _not_admitted(self, requests: list[QueuedRequest], admission: Admission) -> dict[QueuedRequest, None]:
-        """Returns the live requests, the last ones, whose expected wait exceeds the limit."""
-        live = [request for request in requests if request.lane == LIVE]
-        if self.former.has_steps:
-            # Earlier requests of a sequence may have been seen by an ensemble's steps.
-            live = [r for r in live if not r.correlation_id or r.sequence_flags & SEQUENCE_START]
-        admitted = admission.admitted(len(live), len(self.lanes[LIVE]), self.cost.update(), self.instance_count)
-        return dict.fromkeys(live[admitted:])
+    def _admitted(
+        self, requests: list[QueuedRequest], admissions: Admissions
+    ) -> tuple[list[QueuedRequest], list[Failure]]:
+        """Returns the requests that are admitted, and the live ones, the last of their owners, that would wait too long."""
+        live: dict[str, list[QueuedRequest]] = {}
+        for request in requests:
+            if request.lane == LIVE and not self._continues(request):
+                live.setdefault(request.caller.owner, []).append(request)
+        failures: list[Failure] = []
+        refused: dict[QueuedRequest, None] = {}
+        for owner, arriving in live.items():
+            waiting, times = self.lanes[LIVE].wait_of(arriving[0].caller)
+            us_each = self.cost.update() * times
+            admission = admissions.of(owner)
+            beyond = arriving[admission.admitted(len(arriving), waiting, us_each, self.instance_count) :]
+            if beyond:
+                refused.update(dict.fromkeys(beyond))
+                backoff_us = admission.backoff_us(waiting, self.cost.us_per_request * times, len(self.instances))
+                failures += self._rejections(beyond, "wait", backoff_us)
+        return [request for request in requests if request not in refused] if refused else requests, failures
+
+    def _continues(self, request: QueuedRequest) -> bool:
+        """Whether earlier requests of a sequence may have been seen by an ensemble's steps."""
+        is_in_sequence = request.correlation_id and not request.sequence_flags & SEQUENCE_START
+        return bool(self.former.has_steps and is_in_sequence)
 
     def put_back(self, requests: list[QueuedRequest]) -> list[Failure]:
         """Adds requests that waited elsewhere, at the positions they would have if they had waited here."""

@@ -218,7 +218,7 @@ class RequestDispatcher:
             request = copy(request)  # the caller's stays without a version: it may become a template
             arm = model.split.route(request, traffic_key)
         if self.backpressure.active and not self.caches(model):
-            self.backpressure.check(time.monotonic(), model.queue, request)
+            self.backpressure.check(time.monotonic(), model.queue, request, caller.owner)
         if model.split is None:
             model.normalizer.normalize(request)
         trace = self.tracing.start(request, model.name, sampling)
@@ -267,7 +267,7 @@ class RequestDispatcher:
             request = copy(request)
             arm = model.split.route(request, traffic_key)
         if self.backpressure.active:
-            self.backpressure.check(time.monotonic(), model.queue, request)
+            self.backpressure.check(time.monotonic(), model.queue, request, caller.owner)
         attachments = _NO_ATTACHMENTS if body_slot is None else _Attachments((body_slot,), payload_host=host())
         return self._accept(model, request, body, on_response, deadline_ms, attachments, arm, caller)
 
@@ -470,7 +470,7 @@ class RequestDispatcher:
         """
         error, envelope = response.error, pending.envelope
         if error is not None and error.backoff_us:
-            self.backpressure.note(time.monotonic(), pending.queue, pending.request, error)
+            self.backpressure.note(time.monotonic(), pending.queue, pending.request, error, envelope.owner)
         # A request that is not cancelled has such an error where its worker could not read content that lies here.
         if not is_lost and (error is None or not is_cancelled_error(error) or self._keeps_references):
             return False

@@ -104,11 +104,12 @@ class PartitionReservation:
 
 
 class RequestKind(NamedTuple):
-    """Requests that a scheduler accepts or rejects alike: `version` is -1 for the latest."""
+    """Requests that a scheduler accepts or rejects alike: `version` is -1 for the latest, `owner` "" for nobody."""
 
     queue: str | LiveQueue
     version: int
     priority: int
+    owner: str = ""
 
 
 class _Backoff(NamedTuple):
@@ -121,7 +122,7 @@ class BackpressureCache:
     ends.
 
     A scheduler that rejects a request for its expected wait reports for how long it will reject others of the same
-    queue, version and priority (`WeirError.backoff_us`, at most `MAX_BACKOFF_US`). The back-off ends by time alone,
+    queue, version, priority and owner (`WeirError.backoff_us`, at most `MAX_BACKOFF_US`). The back-off ends by time alone,
     also when another scheduler takes over the queue meanwhile. Requests of other lanes than the live one, and requests
     that continue a sequence, are never rejected for their wait, so they always pass.
 
@@ -138,12 +139,12 @@ class BackpressureCache:
         self.rejected = 0
         self._unreported: dict[str | LiveQueue, int] = {}
 
-    def note(self, now_s: float, queue: Destination, request: InferRequest, error: WeirError) -> None:
+    def note(self, now_s: float, queue: Destination, request: InferRequest, error: WeirError, owner: str = "") -> None:
         """Starts a back-off if the scheduler of `queue` reported one, and removes it from the error."""
         backoff_us, error.backoff_us = error.backoff_us, 0
         if isinstance(queue, PartitionedQueue) or not backoff_us:
             return
-        kind = RequestKind(queue, _version(request.model_version), request.priority)
+        kind = RequestKind(queue, _version(request.model_version), request.priority, owner)
         until_s = now_s + backoff_us / 1e6
         if kind not in self.active and len(self.active) >= MAX_BACKOFFS:
             self.active = {kind: backoff for kind, backoff in self.active.items() if backoff.until_s > now_s}
@@ -151,15 +152,15 @@ class BackpressureCache:
                 return
         self.active[kind] = _Backoff(until_s, error)
 
-    def check(self, now_s: float, queue: Destination, request: InferRequest) -> None:
+    def check(self, now_s: float, queue: Destination, request: InferRequest, owner: str = "") -> None:
         """Raises the WeirError with which the scheduler rejected a request of this kind, during its back-off."""
         if request.lane != _LIVE:
             return
         if (request.correlation_id or request.sequence_flags) and not request.sequence_flags & SEQUENCE_START:
             return
-        self.check_live(now_s, queue, request.model_version, request.priority)
+        self.check_live(now_s, queue, request.model_version, request.priority, owner)
 
-    def check_live(self, now_s: float, queue: Destination, version: str, priority: int = 0) -> None:
+    def check_live(self, now_s: float, queue: Destination, version: str, priority: int = 0, owner: str = "") -> None:
         """As `check`, for a live request that continues no sequence and is not parsed yet."""
         queues: list[str | LiveQueue]
         if isinstance(queue, PartitionedQueue):
@@ -168,7 +169,7 @@ class BackpressureCache:
             queues = [queue]
         backoff = None
         for each in queues:
-            backoff = self._find(now_s, RequestKind(each, _version(version), priority))
+            backoff = self._find(now_s, RequestKind(each, _version(version), priority, owner))
             if backoff is None:
                 return  # the scheduler of this partition may accept it
         if backoff is None:

@@ -50,6 +50,18 @@ def test_requests_of_the_same_kind_are_rejected_during_the_backoff() -> None:
     assert shut.take_rejections() == {}
 
 
+def test_other_owners_pass() -> None:
+    shut = BackpressureCache()
+    shut.note(5.0, "model", asked(), refusal(), "key busy")
+    shut.check(5.0, "model", asked(), "key quiet")
+    shut.check_live(5.0, "model", "", owner="key quiet")
+    assert not is_turned_away(shut, 5.0)
+    with pytest.raises(WeirError):
+        shut.check(5.0, "model", asked(), "key busy")
+    with pytest.raises(WeirError):
+        shut.check_live(5.0, "model", "", owner="key busy")
+
+
 def test_other_requests_pass() -> None:
     shut = BackpressureCache()
     shut.note(5.0, "model", asked(priority=2), refusal())

@@ -16,6 +16,7 @@ from weir.scheduler.batching.former import EnsembleFormer, Former, SingleFormer
 from weir.scheduler.batching.ordered_queue import FairOrderedQueue
 from weir.scheduler.batching.queue_rules import LevelRules, QueueRules
 from weir.scheduler.batching.request import QueuedRequest
+from weir.scheduler.batching.version_queue import VersionQueue
 from weir.schemas.wire.calls import Caller
 
 quick = settings(deadline=None, max_examples=60)
@@ -251,3 +252,22 @@ def test_owners_who_come_and_go_leave_nothing_behind() -> None:
     assert (queue._stored, len(queue._groups)) in [(1, 1), (0, 0)]
     assert queue.popleft() is kept[0]
     assert requests_in_memory() - before < 200
+
+
+def refused(version: VersionQueue, requests: list[QueuedRequest]) -> list[tuple[str, bool]]:
+    """The owners of those that are rejected on arrival, and whether their callers are to hold back others."""
+    return [(f.request.caller.owner, f.error.backoff_us > 0) for f in version.enqueue(requests)]
+
+
+def test_who_waits_too_long_is_rejected_for_its_own_requests() -> None:
+    version = VersionQueue(1, SingleFormer())
+    version.set_instances("w", 1)
+    version.cost.record(1, 10_000)
+    version.limit_wait(100_000)
+    assert refused(version, of("busy", 60)) == [("busy", False)] * 49
+    assert refused(version, of("busy")) == [("busy", True)]
+    assert refused(version, of("quiet")) == [], "it waits for its turn only"
+    assert refused(version, of("quiet", 10)) == [("quiet", False)] * 5, "each of its own takes twice as long now"
+    assert refused(version, of("heavy", 7, 8)) == []
+    assert refused(version, [request()]) == []
+    assert [f.request.caller.owner for f in version.enqueue(of("busy"))] == ["busy"]
