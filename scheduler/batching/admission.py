@@ -18,12 +18,10 @@ from typing import NamedTuple
 
 from weir.scheduler.batching.request import QueuedRequest
 from weir.schemas.core.errors import MAX_BACKOFF_US, ErrorCode, WeirError
+from weir.schemas.wire.statistics import MAX_OWNERS
 
 REOPEN_SHARE = 0.8
 """After a rejection, requests are admitted again once the expected wait is at most this share of the limit."""
-
-MAX_LISTED = 100
-"""Owners in the statistics of a queue: those with most requests in flight, and then those refused most."""
 
 MAX_REMEMBERED = 1_000
 """Owners whose refused requests are counted while they have none in flight, and whose admissions are kept."""
@@ -88,7 +86,7 @@ class Admissions:
         return admission
 
 
-class OwnerCounters(NamedTuple):
+class OwnerUse(NamedTuple):
     """One owner at a queue: requests in flight, and requests refused since the queue has its scheduler."""
 
     owner: str
@@ -144,13 +142,11 @@ class OwnersInFlight:
         if len(self._refused) > MAX_REMEMBERED:
             self._refused = Counter(dict(self._refused.most_common(MAX_REMEMBERED // 2)))
 
-    def largest(self) -> list[OwnerCounters]:
-        """Returns the counters of the owners with most requests in flight, at most `MAX_LISTED`."""
-        rows = [OwnerCounters(owner, count, self._refused[owner]) for owner, count in self._in_flight.items()]
-        rows += [
-            OwnerCounters(owner, 0, count) for owner, count in self._refused.items() if owner not in self._in_flight
-        ]
-        return nlargest(MAX_LISTED, rows, key=lambda row: (row.in_flight, row.refused))
+    def largest(self) -> list[OwnerUse]:
+        """Returns the counters of the owners with most requests in flight, at most `MAX_OWNERS`."""
+        rows = [OwnerUse(owner, count, self._refused[owner]) for owner, count in self._in_flight.items()]
+        rows += [OwnerUse(owner, 0, count) for owner, count in self._refused.items() if owner not in self._in_flight]
+        return nlargest(MAX_OWNERS, rows, key=lambda row: (row.in_flight, row.refused))
 
 
 def too_many_in_flight(owner: str, limit: int) -> WeirError:

@@ -18,7 +18,7 @@ from weir.scheduler.model_scheduler import ModelScheduler
 from weir.scheduler.placement.desired_workers import DesiredWorkers, Load
 from weir.schemas.core.requests import Lane
 from weir.schemas.wire.registry import ModelRecord, ModelState
-from weir.schemas.wire.statistics import pack_counters
+from weir.schemas.wire.statistics import MAX_NAME_LENGTH, pack_counters
 from weir.telemetry.instruments import SizeHistogram, Utilization
 
 _ACTIVE_US = 60_000_000
@@ -192,6 +192,10 @@ def model_counters(scheduler: ModelScheduler, counters: DispatchCounters, now_us
                 "failures": dict(version.failures),
             }
             for number, version in scheduler.versions().items()
+        ],
+        "owners": [
+            {"owner": use.owner[:MAX_NAME_LENGTH], "in_flight": use.in_flight, "refused": use.refused}
+            for use in scheduler.owners.largest()
         ],
     }
 

@@ -22,9 +22,14 @@ CountAndNs = Annotated[list[Count], Meta(min_length=2, max_length=2)]
 MAX_BUCKETS = 256
 """Bounds of one histogram, those included that a model's configuration gives."""
 
+MAX_OWNERS = 100
+"""Owners of requests in the counters of a queue."""
+
+MAX_NAME_LENGTH = 1024
+
 MAX_BINS = 4096
 Bin = Annotated[int, Meta(ge=-1, le=MAX_BINS)]
-Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 
 MemoryUse = tuple[str, Count, Count]
 """(type, id, bytes)."""
@@ -316,9 +321,17 @@ class LoadCounters(Counters, kw_only=True):
     refused: Annotated[dict[Name, Count], Meta(max_length=16)] = {}
 
 
+class OwnerCounters(Counters, kw_only=True):
+    """What an owner of requests has at a queue: live requests that wait or run, and those refused beyond its limit."""
+
+    owner: Name
+    in_flight: Count = 0
+    refused: Count = 0
+
+
 class QueueCounters(Counters, kw_only=True):
     """One model at a scheduler. `batch_requests` counts the batches it sent, by their requests. `load` is None for a model
-    that was unloaded.
+    that was unloaded. `owners` are those with most requests in flight.
     """
 
     model: Name
@@ -328,6 +341,7 @@ class QueueCounters(Counters, kw_only=True):
     retried_batches: Count = 0
     batch_requests: HistogramCounters = msgspec.field(default_factory=HistogramCounters)
     load: LoadCounters | None = None
+    owners: Annotated[list[OwnerCounters], Meta(max_length=MAX_OWNERS)] = []
 
 
 class SchedulerCounters(Counters, kw_only=True):

@@ -124,6 +124,15 @@ async def over_nats(owners: Owners) -> tuple[str, str]:
     return answer.headers["Nats-Service-Error-Code"], answer.headers["Nats-Service-Error"]
 
 
+def callers(owners: Owners) -> set[tuple[str, int, int]]:
+    """Who has how many requests in flight and has been refused how many, as `weir status` prints it."""
+    server = owners.server
+    words = [sys.executable, "-P", "-m", "weir", "status", "--json", f"--nats={server.nats_url}"]
+    run = subprocess.run(words, env=clean_environment(server.folder), capture_output=True, text=True, timeout=60.0)
+    (queue,) = json.loads(run.stdout)["queues"]
+    return {(one["name"], one["in_flight"], one["refused"]) for one in queue["callers"]}
+
+
 async def test_every_door_refuses_more_than_the_limit_and_a_new_scheduler_does_too(owners: Owners) -> None:
     refused = ("429", LIMIT % "ann")
     doors: list[Callable[[Owners], tuple[str, str]]] = [over_http, over_generate, over_grpc, over_grpc_stream]
@@ -137,6 +146,7 @@ async def test_every_door_refuses_more_than_the_limit_and_a_new_scheduler_does_t
     asked.append(owners.ask("bob"))
     wait_until(lambda: owners.waiting() == 2)
 
+    assert callers(owners) == {("key ann", 2, 5), ("key bob", 1, 0)}
     owners.server.kill("scheduler")
     # It is behind the others in the stream: the next scheduler counts them first.
     assert over_http(owners) == refused

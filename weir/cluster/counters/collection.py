@@ -253,6 +253,7 @@ class Statistics:
         for queue in departing.models:
             queue.lanes = {}
             queue.load = None
+            queue.owners = []
             for version in queue.versions:
                 version.pending = 0
         self._schedulers.depart(scheduler)

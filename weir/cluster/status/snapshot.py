@@ -259,6 +259,14 @@ class Lane(Part):
     oldest_s: float = Field(description="age of the oldest waiting request in seconds; 0: none waits")
 
 
+class CallerStatus(Part):
+    """What a tenant or a principal of the access policy has at a queue."""
+
+    name: str = Field(description="the tenant or the principal, as refusals name it")
+    in_flight: int = Field(description="number of its live requests that wait or run")
+    refused: int = Field(description="number of its requests refused beyond its limit since the queue has this owner")
+
+
 class QueueStatus(Part):
     """The queue of live requests of a model, or of one of its partitions."""
 
@@ -271,6 +279,9 @@ class QueueStatus(Part):
     frames: int = Field(description="number of unacknowledged messages in the stream, including running requests")
     lanes: dict[str, Lane] = Field(
         description="waiting requests by lane (`live`, `event`, `batch`), if the owner reports them"
+    )
+    callers: list[CallerStatus] = Field(
+        default=[], description="with an access policy those with most requests in flight, at most 100"
     )
 
 

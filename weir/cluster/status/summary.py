@@ -18,6 +18,7 @@ from weir.cluster.status.findings import findings_of
 from weir.cluster.status.problems import problems_of, state_of
 from weir.cluster.status.snapshot import (
     Broker,
+    CallerStatus,
     ClusterStatus,
     DeadLetters,
     DurableQueue,
@@ -381,6 +382,10 @@ def _queue(
             name: Lane(depth=lane.depth, oldest_s=round(lane.oldest_us / 1e6, 3))
             for name, lane in (counters.lanes.items() if counters is not None else ())
         },
+        callers=[
+            CallerStatus(name=use.owner, in_flight=use.in_flight, refused=use.refused)
+            for use in (counters.owners if counters is not None else ())
+        ],
     )
 
 

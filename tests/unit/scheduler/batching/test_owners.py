@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.scheduling.requests import CONFIGS, CountingFrame, part, request
-from weir.scheduler.batching.admission import MAX_LISTED, MAX_REMEMBERED, OwnersInFlight
+from weir.scheduler.batching.admission import MAX_REMEMBERED, OwnersInFlight
 from weir.scheduler.batching.request import QueuedRequest, requests_of
 from weir.scheduler.model_scheduler import ModelScheduler
 from weir.schemas.config.model_config import ModelConfig
@@ -13,6 +13,7 @@ from weir.schemas.core.errors import ErrorCode
 from weir.schemas.core.requests import SEQUENCE_START
 from weir.schemas.wire.batches import BatchEnded
 from weir.schemas.wire.calls import Caller
+from weir.schemas.wire.statistics import MAX_OWNERS
 
 
 def of(caller: Caller, key: int, gateway: str = "gateway") -> QueuedRequest:
@@ -85,5 +86,5 @@ def test_statistics_show_the_owners_with_most_and_remember_a_bounded_number() ->
     assert owners.admit(of(Caller("key busy"), 1)) is None
     assert not owners.largest()[1].in_flight
     assert owners.largest()[0] == ("key busy", 1, 0)
-    assert len(owners.largest()) == MAX_LISTED
+    assert len(owners.largest()) == MAX_OWNERS
     assert len(owners._refused) <= MAX_REMEMBERED

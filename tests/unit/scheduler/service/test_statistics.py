@@ -17,7 +17,7 @@ from weir.schemas.config.model_config import ModelConfig
 from weir.schemas.wire.batches import Batches, BatchLost, BatchMessage, Completions
 from weir.schemas.wire.calls import Frame
 from weir.schemas.wire.registry import ModelRecord, ModelState, VersionRecord
-from weir.schemas.wire.statistics import SchedulerCounters, unpack_counters
+from weir.schemas.wire.statistics import MAX_NAME_LENGTH, SchedulerCounters, unpack_counters
 
 CONFIG = ModelConfig.model_validate({"name": "model", "max_batch_size": 2, "dynamic_batching": {}})
 
@@ -77,6 +77,19 @@ async def test_each_lane_is_counted_separately(bus: CollectingBus, owned: OwnedQ
     bus.deliver("inbox.scheduler.model", Frame("gateway", rows).pack(), ack)
     lanes = reported(bus).models[0].lanes
     assert {name: lane.depth for name, lane in lanes.items()} == {"live": 1, "event": 2, "batch": 1}
+    owned.timer.close()
+
+
+async def test_owners_are_reported_with_what_they_have_in_flight(bus: CollectingBus, owned: OwnedQueue) -> None:
+    ack = "$JS.ACK.LIVE.live-model.1.7.7.1700000000000000000.0"
+    long = "key " + "x" * 2 * MAX_NAME_LENGTH
+    rows = [part(key)._replace(owner="key a", in_flight_limit=2) for key in (1, 2, 3)]
+    bus.deliver("inbox.scheduler.model", Frame("gateway", [*rows, part(4)._replace(owner=long), part(5)]).pack(), ack)
+    (model,) = reported(bus).models
+    assert [(use.owner, use.in_flight, use.refused) for use in model.owners] == [
+        ("key a", 2, 1),
+        (long[:MAX_NAME_LENGTH], 1, 0),
+    ]
     owned.timer.close()
 
 
