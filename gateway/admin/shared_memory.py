@@ -15,12 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from nats.errors import Error as NatsError
 from nats.js.kv import KV_DEL, KV_OP
 
+from weir.access.gate import Gate
+from weir.access.principal import Principal
 from weir.bus.kv.registry import RegistryView
 from weir.bus.kv.view import KvView
 from weir.bus.naming import subjects
@@ -32,7 +34,16 @@ from weir.bus.streams.declarations import ensure_regions_bucket
 from weir.gateway.admin.peers import Synchronise, no_peers
 from weir.schemas.core.errors import ErrorCode, Reason, WeirError, internal, invalid, not_found, overloaded, unavailable
 from weir.schemas.core.tensors import ClientRef
-from weir.schemas.kserve.regions import CUDA, CUDA_HANDLE_BYTES, SYSTEM, CudaOpened, CudaOpening, Region, unknown_region
+from weir.schemas.kserve.regions import (
+    CUDA,
+    CUDA_HANDLE_BYTES,
+    SYSTEM,
+    CudaOpened,
+    CudaOpening,
+    Region,
+    region_id,
+    unknown_region,
+)
 from weir.schemas.wire.codec import MalformedMessage
 
 logger = logging.getLogger("weir.gateway")
@@ -86,6 +97,29 @@ class RegionPermission(NamedTuple):
             )
 
 
+class RegionOwner(NamedTuple):
+    """Whose regions a client registers, how many bytes they may have, and what raises the error for more."""
+
+    owner: str = ""
+    limit_bytes: int | None = None
+    refuse: Callable[[], None] = lambda: None
+
+    @classmethod
+    def of(cls, gate: Gate, principal: Principal) -> RegionOwner:
+        """The owner of the requests of `principal`; "" without an access policy."""
+        if not gate.is_on:
+            return NO_OWNER
+        limit_bytes = gate.limits_of(principal).shared_memory_bytes
+
+        def refuse() -> None:
+            raise gate.used_up(principal, "shared_memory", f"{limit_bytes} bytes of shared memory")
+
+        return cls(principal.owner, limit_bytes, refuse)
+
+
+NO_OWNER = RegionOwner()
+
+
 class SharedMemoryRegions:
     """The registered regions of this host. `synchronise` waits for the other gateways."""
 
@@ -120,11 +154,11 @@ class SharedMemoryRegions:
 
     # Requests of clients
 
-    def status(self, kind: str, name: str = "") -> list[dict[str, Any]]:
-        """One row for each region of `kind`, or for the one called `name`. Raises WeirError (NOT_FOUND)."""
+    def status(self, kind: str, name: str = "", owner: str = "") -> list[dict[str, Any]]:
+        """One row for each region of `kind` and `owner`, or for the one called `name`. Raises WeirError (NOT_FOUND)."""
         if not name:
-            return [_row(region) for region in self._regions.values() if region.kind == kind]
-        region = self._regions.get(name)
+            return [_row(region) for region in self._regions.values() if region.kind == kind and region.owner == owner]
+        region = self._get(owner, name)
         if region is None:
             raise not_found(f"Unable to find {kind} shared memory region: '{name}'")
         if region.kind != kind:
@@ -135,7 +169,9 @@ class SharedMemoryRegions:
             )
         return [_row(region)]
 
-    async def register_system(self, name: str, key: str, offset: int, byte_size: int) -> None:
+    async def register_system(
+        self, name: str, key: str, offset: int, byte_size: int, holder: RegionOwner = NO_OWNER
+    ) -> None:
         """Registers part of a POSIX shared-memory object. Raises WeirError."""
         self.check_allowed()
         prefix = reserved_prefix(key)
@@ -148,7 +184,7 @@ class SharedMemoryRegions:
         if object_name is None:
             raise invalid(f"cannot register shared memory region '{name}' - invalid shm key '{key}'")
         self.permission.check_object(name, key, object_name)
-        self._check_name(name)
+        self._check_name(name, holder.owner)
         failed = f"failed to register shared memory region '{name}'"
         try:
             facts = object_facts(object_name)
@@ -159,12 +195,16 @@ class SharedMemoryRegions:
         if byte_size == 0:
             # Triton's text: it asks the system to map zero bytes.
             raise invalid(f"{failed}: unable to process address spaceInvalid argument")
-        await self._register(Region(SYSTEM, name, byte_size, key, offset, object_name, facts.inode))
+        self._check_size(byte_size, holder)
+        await self._register(Region(SYSTEM, name, byte_size, key, offset, object_name, facts.inode, owner=holder.owner))
 
-    async def register_cuda(self, name: str, handle: bytes, device_id: int, byte_size: int) -> None:
+    async def register_cuda(
+        self, name: str, handle: bytes, device_id: int, byte_size: int, holder: RegionOwner = NO_OWNER
+    ) -> None:
         """Registers GPU memory after a worker of this host has opened it. Raises WeirError."""
         self.check_allowed()
-        self._check_name(name)
+        self._check_name(name, holder.owner)
+        self._check_size(byte_size, holder)
         if len(handle) != CUDA_HANDLE_BYTES:
             raise invalid("failed to register shared memory region: invalid args")
         workers = {
@@ -173,14 +213,17 @@ class SharedMemoryRegions:
         if not workers:
             raise invalid(f"failed to register CUDA shared memory region: '{name}', GPUs not supported")
         await self._cuda.open(CudaOpening(handle, device_id, byte_size), workers)
-        await self._register(Region(CUDA, name, byte_size, device_id=device_id, handle=handle))
+        await self._register(Region(CUDA, name, byte_size, device_id=device_id, handle=handle, owner=holder.owner))
 
-    async def unregister(self, kind: str, name: str = "") -> None:
-        """Unregisters region `name`, or all of `kind`; an unknown region, or one of the other kind, is ignored."""
+    async def unregister(self, kind: str, name: str = "", owner: str = "") -> None:
+        """Unregisters region `name` of `owner`, or all of `kind`; an unknown one, or one of the other kind, is ignored."""
         self.check_allowed()
-        for region in [r for r in self._regions.values() if r.kind == kind and name in ("", r.name)]:
-            if self._uses[region.name]:
-                self._unregistered.add(region.name)
+        own = [region for region in self._regions.values() if region.kind == kind and region.owner == owner]
+        for region in own:
+            if name not in ("", region.name):
+                continue
+            if self._uses[region.id]:
+                self._unregistered.add(region.id)
                 continue
             try:
                 await self._remove(region)
@@ -198,15 +241,18 @@ class SharedMemoryRegions:
 
     # Use by requests
 
-    def find(self, name: str, offset: int, byte_size: int) -> ClientRef:
-        """The place in region `name`. Raises WeirError if it is not registered, or the place exceeds it."""
-        region = self._regions.get(name)
+    def find(self, name: str, offset: int, byte_size: int, owner: str = "") -> ClientRef:
+        """The place in region `name` of `owner`. Raises WeirError if it is not registered, or the place exceeds it."""
+        region = self._get(owner, name)
         if region is None:
             raise unknown_region(name)
         return region.place(offset, byte_size)
 
     def hold(self, model: str, names: Sequence[str]) -> RegionHold:
-        """Keeps regions registered for a request to `model`. Raises WeirError (UNSUPPORTED) if other hosts serve it too."""
+        """Keeps regions, given by their ids, registered for a request to `model`.
+
+        Raises WeirError (UNSUPPORTED) if other hosts serve it too.
+        """
         if not self._registry.model_shares_memory(model):
             raise WeirError(
                 ErrorCode.UNSUPPORTED,
@@ -230,8 +276,19 @@ class SharedMemoryRegions:
 
     # The bucket
 
-    def _check_name(self, name: str) -> None:
-        if name in self._regions:
+    def _get(self, owner: str, name: str) -> Region | None:
+        region = self._regions.get(region_id(owner, name))
+        return region if region is not None and region.owner == owner else None
+
+    def _check_size(self, byte_size: int, holder: RegionOwner) -> None:
+        if holder.limit_bytes is None:
+            return
+        used = sum(region.byte_size for region in self._regions.values() if region.owner == holder.owner)
+        if used + byte_size > holder.limit_bytes:
+            holder.refuse()
+
+    def _check_name(self, name: str, owner: str) -> None:
+        if region_id(owner, name) in self._regions:
             raise _already_registered(name)
         if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
             raise invalid(f"the name of a shared memory region can't be longer than {MAX_NAME_BYTES} bytes")
@@ -240,23 +297,23 @@ class SharedMemoryRegions:
 
     async def _register(self, region: Region) -> None:
         try:
-            is_created = await self._view.bucket.create(subjects.region_key(host(), region.name), region.pack())
+            is_created = await self._view.bucket.create(subjects.region_key(host(), region.id), region.pack())
             # This write is also received as a message, in order with the writes of other gateways.
             await self._bus.flush()
         except _BROKER_ERRORS as error:
             raise _broker_unavailable() from error
         if not is_created:
             raise _already_registered(region.name)
-        self._regions.setdefault(region.name, region)
+        self._regions.setdefault(region.id, region)
         await self._synchronise()
 
     async def _remove(self, region: Region) -> None:
         # Deletes the key, then purges the deletion marker, which would stay for each name ever used.
-        subject = subjects.region_subject(host(), region.name)
+        subject = subjects.region_subject(host(), region.id)
         mark = await self._bus.jetstream.publish(subject, b"", headers={KV_OP: KV_DEL})
         await self._bus.jetstream.purge_stream(subjects.REGIONS_STREAM, seq=mark.seq + 1, subject=subject)
         await self._bus.flush()
-        self._forget(region.name)
+        self._forget(region.id)
         if region.kind == CUDA:
             self._cuda.close(CudaOpening(region.handle, region.device_id, region.byte_size))
 
@@ -272,15 +329,15 @@ class SharedMemoryRegions:
         except MalformedMessage as error:
             logger.warning("bucket %s: %s", subjects.REGIONS_BUCKET, error)
             return
-        self._regions[region.name] = region
+        self._regions[region.id] = region
 
     def _on_removal(self, key: str) -> None:
         token = key.partition(".")[2]
         self._forget("" if token == "=" else subjects.untoken(token))  # noqa: S105 - a subject's token
 
-    def _forget(self, name: str) -> None:
-        self._regions.pop(name, None)
-        self._unregistered.discard(name)
+    def _forget(self, id: str) -> None:
+        self._regions.pop(id, None)
+        self._unregistered.discard(id)
 
     async def _restore(self) -> None:
         """Reconciles with the bucket after a reconnect: regions that other gateways unregistered meanwhile are removed.
@@ -289,7 +346,7 @@ class SharedMemoryRegions:
         """
         await ensure_regions_bucket(self._bus)
         await self._view.read(
-            lambda: {subjects.region_key(host(), name): region.pack() for name, region in self._regions.items()}
+            lambda: {subjects.region_key(host(), id): region.pack() for id, region in self._regions.items()}
         )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from weir.access.policy.actions import Action
+from weir.access.principal import Principal
 from weir.gateway.admin.metadata import model_metadata, server_metadata
 from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
+from weir.gateway.admin.shared_memory import RegionOwner
 from weir.gateway.admin.statistics import model_statistics
 from weir.gateway.context import GatewayContext
 from weir.gateway.grpc.codec import read_version
-from weir.gateway.grpc.handlers import Methods, Rows, unary, unary_async
+from weir.gateway.grpc.handlers import Methods, Rows, unary, unary_async, unary_of
 from weir.schemas.core.errors import ErrorCode, WeirError, invalid
 from weir.schemas.kserve.regions import CUDA, SYSTEM
 from weir.schemas.kserve.triton_messages import messages
@@ -160,45 +162,48 @@ def shared_memory_methods(context: GatewayContext) -> Methods:
     """The methods of Triton's two shared-memory extensions."""
     regions = context.regions
 
-    def system_status(request: Any) -> Any:
-        rows = regions.status(SYSTEM, request.name)
+    def holder(who: Principal) -> RegionOwner:
+        return RegionOwner.of(context.gate, who)
+
+    async def system_status(request: Any, who: Principal) -> Any:
+        rows = regions.status(SYSTEM, request.name, holder(who).owner)
         return messages.SystemSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
 
-    def cuda_status(request: Any) -> Any:
-        rows = regions.status(CUDA, request.name)
+    async def cuda_status(request: Any, who: Principal) -> Any:
+        rows = regions.status(CUDA, request.name, holder(who).owner)
         return messages.CudaSharedMemoryStatusResponse(regions={row["name"]: row for row in rows})
 
-    async def register_system(request: Any) -> Any:
-        await regions.register_system(request.name, request.key, request.offset, request.byte_size)
+    async def register_system(request: Any, who: Principal) -> Any:
+        await regions.register_system(request.name, request.key, request.offset, request.byte_size, holder(who))
         return messages.SystemSharedMemoryRegisterResponse()
 
-    async def register_cuda(request: Any) -> Any:
-        await regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
+    async def register_cuda(request: Any, who: Principal) -> Any:
+        await regions.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size, holder(who))
         return messages.CudaSharedMemoryRegisterResponse()
 
-    async def unregister_system(request: Any) -> Any:
-        await regions.unregister(SYSTEM, request.name)
+    async def unregister_system(request: Any, who: Principal) -> Any:
+        await regions.unregister(SYSTEM, request.name, holder(who).owner)
         return messages.SystemSharedMemoryUnregisterResponse()
 
-    async def unregister_cuda(request: Any) -> Any:
-        await regions.unregister(CUDA, request.name)
+    async def unregister_cuda(request: Any, who: Principal) -> Any:
+        await regions.unregister(CUDA, request.name, holder(who).owner)
         return messages.CudaSharedMemoryUnregisterResponse()
 
     return {
-        "SystemSharedMemoryStatus": unary(
+        "SystemSharedMemoryStatus": unary_of(
             messages.SystemSharedMemoryStatusRequest, system_status, Action.SHARED_MEMORY
         ),
-        "SystemSharedMemoryRegister": unary_async(
+        "SystemSharedMemoryRegister": unary_of(
             messages.SystemSharedMemoryRegisterRequest, register_system, Action.SHARED_MEMORY
         ),
-        "SystemSharedMemoryUnregister": unary_async(
+        "SystemSharedMemoryUnregister": unary_of(
             messages.SystemSharedMemoryUnregisterRequest, unregister_system, Action.SHARED_MEMORY
         ),
-        "CudaSharedMemoryStatus": unary(messages.CudaSharedMemoryStatusRequest, cuda_status, Action.SHARED_MEMORY),
-        "CudaSharedMemoryRegister": unary_async(
+        "CudaSharedMemoryStatus": unary_of(messages.CudaSharedMemoryStatusRequest, cuda_status, Action.SHARED_MEMORY),
+        "CudaSharedMemoryRegister": unary_of(
             messages.CudaSharedMemoryRegisterRequest, register_cuda, Action.SHARED_MEMORY
         ),
-        "CudaSharedMemoryUnregister": unary_async(
+        "CudaSharedMemoryUnregister": unary_of(
             messages.CudaSharedMemoryUnregisterRequest, unregister_cuda, Action.SHARED_MEMORY
         ),
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from weir.access.policy.actions import Action
+from weir.access.principal import Principal
 from weir.gateway.grpc.call import UnaryCall
 from weir.gateway.grpc.codec import parse_message, read_version
 from weir.gateway.grpc.messages import Message
@@ -68,6 +69,19 @@ def unary(
         else:
             _admit(call, request, model_field, None)
         call.send(respond(request).SerializeToString(), is_last=True)
+
+    return Unary(handle, action)
+
+
+def unary_of(request_type: Any, respond: Callable[[Any, Principal], Awaitable[Any]], action: Action) -> Unary:
+    """As `unary_async`, for what concerns the server; `respond` gets the principal, too."""
+
+    def handle(call: UnaryCall, data: Message) -> None:
+        request = parse_message(request_type, data)
+        _admit(call, request, "", None)
+        call.keeps_received = True
+        task = asyncio.get_running_loop().create_task(_respond(call, respond(request, call.principal), None))
+        call.on_cancel = lambda: _cancel(task)
 
     return Unary(handle, action)
 

@@ -137,6 +137,11 @@ class MessageCall(Call):
         self.source = RequestMessage(data, self.rpc, self.is_counted)
         return self.source
 
+    @property
+    def owner(self) -> str:
+        """Implements `Call.owner`."""
+        return self.rpc.principal.owner
+
     def _samples(self, served: ServedModel) -> Sampling:
         tracing = self.services.inference.tracing
         if not tracing.is_on:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from weir.access.policy.actions import Action
 from weir.gateway.admin.metadata import model_metadata, server_metadata
 from weir.gateway.admin.repository import UNLOAD_DEPENDENTS
+from weir.gateway.admin.shared_memory import RegionOwner
 from weir.gateway.admin.statistics import model_statistics
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.load_request import READ_LOAD, load_parameters, read_parameters
@@ -29,7 +30,7 @@ from weir.gateway.http.routing import (
     read_body,
     read_short_body,
 )
-from weir.http_server.door import allows
+from weir.http_server.door import allows, gate_of, principal_of
 from weir.http_server.responses import error_response
 from weir.http_server.routing import Route
 from weir.repository.config_text import config_to_json
@@ -186,7 +187,9 @@ def shared_memory_routes(context: GatewayContext) -> list[Route]:
                 raise _missing(field)
         key = _text(body["key"])
         offset = _number(body.get("offset", 0))
-        await regions.register_system(request.path_params["region"], key, offset, _number(body["byte_size"]))
+        await regions.register_system(
+            request.path_params["region"], key, offset, _number(body["byte_size"]), _holder(request)
+        )
         return _done()
 
     async def register_cuda(request: Request) -> Response:
@@ -201,7 +204,7 @@ def shared_memory_routes(context: GatewayContext) -> list[Route]:
             handle = b64decode(encoded, validate=True)
         except ValueError as error:
             raise invalid("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t") from error
-        await regions.register_cuda(request.path_params["region"], handle, device_id, byte_size)
+        await regions.register_cuda(request.path_params["region"], handle, device_id, byte_size, _holder(request))
         return _done()
 
     routes: list[Route] = []
@@ -211,12 +214,18 @@ def shared_memory_routes(context: GatewayContext) -> list[Route]:
     return routes
 
 
+def _holder(request: Request) -> RegionOwner:
+    return RegionOwner.of(gate_of(request), principal_of(request))
+
+
 def _region_routes(context: GatewayContext, kind: str) -> list[Route]:
     async def status(request: Request) -> Response:
-        return json_response(context.regions.status(kind, request.path_params.get("region", "")))
+        return json_response(
+            context.regions.status(kind, request.path_params.get("region", ""), _holder(request).owner)
+        )
 
     async def unregister(request: Request) -> Response:
-        await context.regions.unregister(kind, request.path_params.get("region", ""))
+        await context.regions.unregister(kind, request.path_params.get("region", ""), _holder(request).owner)
         return _done()
 
     root = f"/v2/{kind}sharedmemory"

@@ -61,6 +61,11 @@ class EventCall(Call):
         self._request = request
         self._wakeup = asyncio.Event()
 
+    @property
+    def owner(self) -> str:
+        """Implements `Call.owner`."""
+        return principal_of(self._request).owner
+
     async def opened(self) -> None:
         """Returns once the request is submitted. Raises WeirError if it is rejected."""
         self.open()

@@ -292,6 +292,11 @@ class InferExchange(Call):
             return self._inflated(served)
         return self._document(served, content)
 
+    @property
+    def owner(self) -> str:
+        """Implements `Call.owner`."""
+        return self.principal.owner
+
     def _document(self, served: ServedModel, content: Body) -> Document:
         header_length = b"0" if self._header_length is None and not content else self._header_length
         text = None if header_length is None else header_length.decode("latin-1")

@@ -165,6 +165,11 @@ class NatsCall(Call):
         served = self.services.catalog.resolve(model, version)
         return Document(served, model, version, data, headers.get(HEADER_LENGTH))
 
+    @property
+    def owner(self) -> str:
+        """Implements `Call.owner`."""
+        return self.principal.owner
+
     def _asked(self, model: str, version: str, size: int) -> Asked:
         return Asked("nats", "infer", Action.INFER, model, version, size=size, is_counted=self.is_counted)
 

@@ -32,6 +32,7 @@ class Region(Message, frozen=True):
 
     System: `key` as the client gave it, `offset` from the start of the object, `file_name` and `inode` of the object.
     CUDA: `handle` is the cudaIpcMemHandle_t of the allocation on GPU `device_id`. `byte_size` is the region's.
+    `owner` is whose it is by the access policy, "" without one: regions of other owners may have the same name.
     """
 
     kind: Literal["system", "cuda"]
@@ -43,6 +44,12 @@ class Region(Message, frozen=True):
     inode: NonNegative = 0
     device_id: NonNegative = 0
     handle: bytes = b""
+    owner: str = ""
+
+    @property
+    def id(self) -> str:
+        """What distinguishes it from all other regions of a host."""
+        return region_id(self.owner, self.name)
 
     def place(self, offset: int, size: int) -> ClientRef:
         """Where `size` bytes at `offset` of this region lie. Raises WeirError (INVALID_ARG) unless they are all in it."""
@@ -59,6 +66,11 @@ class Region(Message, frozen=True):
         if self.kind == CUDA:
             return CudaRegionRef(self.handle, self.device_id, offset, size)
         return RegionRef(self.file_name, self.inode, self.offset + offset, size)
+
+
+def region_id(owner: str, name: str) -> str:
+    """The id of the region that `owner` calls `name`: the name itself for the owner ""."""
+    return f"{owner.encode().hex()}\0{name}" if owner else name
 
 
 class CudaOpening(Message, frozen=True):

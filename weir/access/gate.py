@@ -206,6 +206,11 @@ class Gate:
         if is_complete and self.rates is not None and limits.bytes_per_s:
             self.rates.spend(principal, size_bytes)
 
+    def used_up(self, principal: Principal, kind: str, what: str) -> WeirError:
+        """The error for a request beyond a limit of what its owner may keep, which it counts; `what` is the limit."""
+        self.refused[kind] += 1
+        return WeirError(ErrorCode.RESOURCE_EXHAUSTED, f"limit of {what} of '{principal.shown_owner}' is used up")
+
     def _check_body(self, principal: Principal, limits: Limits, size_bytes: int) -> None:
         if limits.body_bytes is not None and size_bytes > limits.body_bytes:
             self.refused["body"] += 1

@@ -44,7 +44,7 @@ class RegionDirectory:
     def find(self, name: str, offset: int, byte_size: int) -> ClientRef:
         """The place in the region that a request names. Raises WeirError, as a `weir.schemas.kserve.regions.FindRegion`."""
         region = self._regions.get(subjects.region_key(host(), name))
-        if region is None:
+        if region is None or region.owner:  # a stored request has no principal when it runs
             raise unknown_region(name)
         return region.place(offset, byte_size)
 

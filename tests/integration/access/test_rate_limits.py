@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +15,13 @@ from typing import Any, NamedTuple
 import grpc
 import httpx
 import nats
+import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc
+import tritonclient.http
 import yaml
+from tritonclient.utils import InferenceServerException
 
 from tests.support.models.zoo import write_identity
 from tests.support.servers.weir_server import Server
@@ -31,7 +36,7 @@ BODY = json.dumps({"inputs": [{"name": "IN", "shape": [1, 4], "datatype": "FP32"
 
 
 def role(**limits: Any) -> dict[str, Any]:
-    return {"rules": [{"actions": ["infer", "metadata", "metrics", "jobs"]}], "limits": limits}
+    return {"rules": [{"actions": ["infer", "metadata", "metrics", "jobs", "shm"]}], "limits": limits}
 
 
 POLICY: dict[str, Any] = {
@@ -41,6 +46,7 @@ POLICY: dict[str, Any] = {
         "slow": role(bytes_per_s=len(BODY) / 100),
         "changed": role(requests_per_s=RARE),
         "free": role(requests_per_s=1e6),
+        "memory": role(shared_memory_bytes=40),
     }
 }
 
@@ -72,6 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     names = {
         "http": "rare", "generate": "rare", "grpc": "rare", "nats": "rare", "killed": "rare", "audit": "rare",
         "small": "small", "slow": "slow", "changed": "changed", "free": "free",
+        "alice": "memory", "bob": "free",
     }  # fmt: skip
     for name, of in names.items():
 
@@ -81,6 +88,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
         KeyFile(folder / "keys.json").change(create)
     options = [f"--access-policy={folder / 'policy.yaml'}", f"--access-keys={folder / 'keys.json'}", "--gateways=2"]
+    options.append("--allow-client-shm=true")
     with Server(folder, folder / "models", *options) as server:
         world = World(server, folder, keys)
         wait_until(lambda: world.infer("free").status_code == 200 and world.decides())
@@ -181,6 +189,67 @@ def test_another_limit_applies_while_the_server_runs(world: World) -> None:
     (world.folder / "policy.yaml").write_text(yaml.safe_dump(policy))
     wait_until(lambda: world.infer("changed").status_code == 200)
     (world.folder / "policy.yaml").write_text(yaml.safe_dump(POLICY))
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """The key of a shared-memory object of 64 bytes."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="limits-test-") as file:
+        file.write(np.arange(16, dtype=np.float32).tobytes())
+        file.flush()
+        yield f"/{Path(file.name).name}"
+
+
+def regions(world: World, key: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+    """A request about system shared memory."""
+    headers = {"authorization": f"Bearer {world.keys[key]}"}
+    url = f"http://{world.server.http_place}/v2/systemsharedmemory{path}"
+    return httpx.get(url, headers=headers) if body is None else httpx.post(url, json=body, headers=headers)
+
+
+def infer_in(world: World, key: str, region: str, by_grpc: bool) -> tuple[str, list[float]]:
+    """The error, and the output, of a request whose input lies in a region."""
+    host = world.server.grpc_place if by_grpc else world.server.http_place
+    module: Any = tritonclient.grpc if by_grpc else tritonclient.http
+    tensor = module.InferInput("IN", [1, 4], "FP32")
+    tensor.set_shared_memory(region, 16)
+    with module.InferenceServerClient(host) as client:
+        try:
+            result = client.infer(MODEL, [tensor], headers={"authorization": f"Bearer {world.keys[key]}"})
+        except InferenceServerException as error:
+            return str(error.message()), []
+    return "", result.as_numpy("OUT").ravel().tolist()
+
+
+@pytest.mark.parametrize("by_grpc", [False, True])
+def test_a_region_is_its_owners(world: World, memory: str, by_grpc: bool) -> None:
+    unknown = f"Unable to find shared memory region: '{memory[1:]}'"
+    place = f"/region/{memory[1:]}"
+    first, second = ({"key": memory, "byte_size": 16, "offset": offset} for offset in (0, 16))
+    assert regions(world, "alice", f"{place}/register", first).status_code == 200
+    assert infer_in(world, "alice", memory[1:], by_grpc) == ("", [0.0, 1.0, 2.0, 3.0])
+    assert unknown in infer_in(world, "bob", memory[1:], by_grpc)[0]
+    assert regions(world, "bob", f"{place}/status").status_code == 404
+    assert regions(world, "bob", "/status").json() == []
+    assert regions(world, "bob", f"{place}/register", second).status_code == 200
+    assert regions(world, "bob", f"{place}/register", second).status_code == 400  # it has that name already
+    assert infer_in(world, "bob", memory[1:], by_grpc) == ("", [4.0, 5.0, 6.0, 7.0])
+    assert infer_in(world, "alice", memory[1:], by_grpc) == ("", [0.0, 1.0, 2.0, 3.0])
+    assert regions(world, "bob", "/unregister", {}).status_code == 200
+    assert regions(world, "bob", "/status").json() == []
+    assert [row["name"] for row in regions(world, "alice", "/status").json()] == [memory[1:]]
+    assert regions(world, "alice", f"{place}/unregister", {}).status_code == 200
+    assert unknown in infer_in(world, "alice", memory[1:], by_grpc)[0]
+
+
+def test_the_regions_of_an_owner_are_limited_in_bytes(world: World, memory: str) -> None:
+    for number, (size, status) in enumerate([(16, 200), (24, 200), (1, 429)]):
+        answer = regions(world, "alice", f"/region/part-{number}/register", {"key": memory, "byte_size": size})
+        assert answer.status_code == status
+    assert answer.json() == {"error": "limit of 40 bytes of shared memory of 'alice' is used up"}
+    assert regions(world, "alice", "/region/part-0/unregister", {}).status_code == 200
+    assert regions(world, "alice", "/region/part-2/register", {"key": memory, "byte_size": 1}).status_code == 200
+    assert regions(world, "alice", "/unregister", {}).status_code == 200
 
 
 def test_another_gateway_decides_after_the_death_of_the_one_that_did(world: World) -> None:

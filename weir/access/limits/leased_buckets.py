@@ -109,10 +109,13 @@ class _Held:
 
     def spend(self, cost: Amounts) -> None:
         """Takes tokens that are at hand."""
-        tokens, lately = self.tokens, self.lately
-        for kind in _KINDS:
-            tokens[kind] -= cost[kind]
-            lately[kind] += cost[kind]
+        tokens, lately, rates = self.tokens, self.lately, self.rates
+        if rates[0]:
+            tokens[0] -= cost[0]
+            lately[0] += cost[0]
+        if rates[1]:
+            tokens[1] -= cost[1]
+            lately[1] += cost[1]
 
     def spend_alone(self, cost: Amounts, now_s: float) -> bool:
         """Takes tokens from the buckets of a gateway on its own; False if there are too few."""
@@ -142,7 +145,8 @@ class _Held:
 
     def is_low(self) -> bool:
         """Whether more tokens are needed soon."""
-        return any(2 * self.tokens[kind] < self.target(kind) for kind in _KINDS)
+        tokens = self.tokens
+        return 2 * tokens[0] < self.target(0) or 2 * tokens[1] < self.target(1)
 
     def refusal(self, cost: Amounts, now_s: float) -> Refused:
         """Why a request of this cost is refused."""

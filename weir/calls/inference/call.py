@@ -27,13 +27,14 @@ from weir.access.limits.refusals import TokensPending
 from weir.calls.catalog import ServedModel
 from weir.calls.dispatch import RequestDispatcher
 from weir.calls.in_flight import PendingRequest
-from weir.calls.inference.documents import ReadContext
+from weir.calls.inference.documents import OwnRegions, ReadContext
 from weir.runtime.containment import contained
 from weir.runtime.memory_ledger import Account
 from weir.runtime.offload import Offload
 from weir.schemas.core.errors import Reason, WeirError, internal, overloaded, unavailable
 from weir.schemas.core.requests import InferRequest, InferResponse
 from weir.schemas.kserve.offloaded import Job
+from weir.schemas.kserve.regions import region_id
 from weir.schemas.kserve.response import MAX_WRITTEN_BYTES
 
 MAX_WAITING_BYTES = 16 << 20
@@ -158,6 +159,11 @@ class Call(ABC):
     def release(self) -> None:  # noqa: B027 - most calls have something to release, not all
         """Releases the body: the call has ended, and nothing reads it any more. May be called again."""
 
+    @property
+    def owner(self) -> str:
+        """Whose shared memory the request may name, by the access policy; "" without one."""
+        return ""
+
     # What a frontend calls
 
     @contained(on_error="_failed")
@@ -237,11 +243,15 @@ class Call(ABC):
             self._end(error)
 
     def _read(self, source: Any, parts: Sequence[memoryview]) -> None:
+        owner = self.owner
+        context = OwnRegions(self.services, owner) if owner else self.services
         try:
-            self.served, self.request = self.codec.read(source, parts, self.services)
+            self.served, self.request = self.codec.read(source, parts, context)
         except TokensPending as pending:
             self.wait_for_tokens(pending.wait())
             return
+        if owner and self.request.regions:
+            self.request.regions = tuple(region_id(owner, name) for name in self.request.regions)
         self.pending = self.submit(self.request, None)
         self.is_submitted = True
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from weir.calls.catalog import ServedModel
 from weir.runtime.offload import OFF_LOOP_BYTES, SHORT_BYTES, takes_long
@@ -89,6 +90,24 @@ class ReadRules(NamedTuple):
 
     limits: RequestLimits
     find_region: FindRegion
+
+
+class OwnRegions:
+    """The services of a frontend, with `regions`, as a codec needs them to read a request of one owner."""
+
+    __slots__ = ("_owner", "_services")
+
+    def __init__(self, services: Any, owner: str) -> None:
+        self._services = services
+        self._owner = owner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._services, name)
+
+    @property
+    def find_region(self) -> FindRegion:
+        """Looks up the owner's shared memory."""
+        return partial(self._services.regions.find, owner=self._owner)
 
 
 class Document(NamedTuple):

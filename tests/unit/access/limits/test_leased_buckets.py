@@ -198,9 +198,10 @@ def test_gateways_under_load_let_in_the_limit_and_not_less(gateways: int) -> Non
     assert len(later) == pytest.approx(3000, rel=0.01)
 
 
-def test_requests_wait_for_one_response_at_most_and_for_none_while_tokens_are_at_hand() -> None:
+@pytest.mark.parametrize("size", [0.0, 100.0])
+def test_requests_wait_for_one_response_at_most_and_for_none_while_tokens_are_at_hand(size: float) -> None:
     world = World(2, (1000.0, 0.0), 3)
-    world.load(0, 300.0, 0.0, 5.0)
+    world.load(0, 300.0, 0.0, 5.0, size)
     world.run(5.0)
     assert not world.refused
     assert max(world.waits_s) <= 4 * world.delay_s  # the rest of a response under way, and its own
