@@ -34,7 +34,7 @@ class Principal(NamedTuple):
         """Whose jobs, results and sequences its requests make and see: its tenant's, else its own; "" for nobody."""
         if self.tenant:
             return f"tenant {self.tenant}"
-        return f"{self.proof.value} {self.name}" if self.name else ""
+        return f"{self.proof._value_} {self.name}" if self.name else ""
 
     @property
     def shown_owner(self) -> str:

@@ -79,6 +79,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         "http": "rare", "generate": "rare", "grpc": "rare", "nats": "rare", "killed": "rare", "audit": "rare",
         "small": "small", "slow": "slow", "changed": "changed", "free": "free",
         "alice": "memory", "bob": "free",
+        "async": "rare", "async grpc": "rare", "jobs": "rare", "stream": "rare", "large": "rare",
     }  # fmt: skip
     for name, of in names.items():
 
@@ -136,6 +137,50 @@ def test_grpc_answers_resource_exhausted_with_the_delay(world: World) -> None:
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert refused.value.details() == "limit of 0.02 requests/s of 'grpc' is used up"
     assert 1 <= int(dict(refused.value.trailing_metadata())["retry-after"]) <= 50
+
+
+def test_what_is_stored_for_later_takes_a_token_too(world: World) -> None:
+    later = {"prefer": "respond-async"}
+    assert world.infer("async", headers=later).status_code == 202
+    assert world.infer("async", headers=later).status_code == 429
+    url, headers = f"http://{world.server.http_place}/v2/jobs", {"authorization": f"Bearer {world.keys['jobs']}"}
+    assert [httpx.post(url, json={}, headers=headers).status_code for _ in range(2)] == [400, 429]
+    assert httpx.get(url, headers=headers).status_code == 200
+    tensor = tritonclient.grpc.InferInput("IN", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    headers = {"authorization": f"Bearer {world.keys['async grpc']}", **later}
+    with tritonclient.grpc.InferenceServerClient(world.server.grpc_place) as client:
+        assert client.infer(MODEL, [tensor], headers=headers).get_response().parameters["job_id"].string_param
+        with pytest.raises(InferenceServerException, match="is used up"):
+            client.infer(MODEL, [tensor], headers=headers)
+
+
+def test_each_message_of_a_stream_takes_a_token(world: World) -> None:
+    answers: list[str] = []
+    tensor = tritonclient.grpc.InferInput("IN", [1, 4], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 4), np.float32))
+    with tritonclient.grpc.InferenceServerClient(world.server.grpc_place) as client:
+        client.start_stream(
+            lambda result, error: answers.append(str(error)),
+            headers={"authorization": f"Bearer {world.keys['stream']}"},
+        )
+        for _ in range(3):
+            client.async_stream_infer(MODEL, [tensor])
+        wait_until(lambda: len(answers) == 3)
+        client.stop_stream()
+    assert answers[0] == "None"
+    assert all("limit of 0.02 requests/s of 'stream' is used up" in each for each in answers[1:])
+
+
+def test_a_large_body_waits_for_its_token_too(world: World) -> None:
+    size = 1 << 20
+    tensor = tritonclient.http.InferInput("IN", [1, size // 4], "FP32")
+    tensor.set_data_from_numpy(np.ones((1, size // 4), np.float32))
+    headers = {"authorization": f"Bearer {world.keys['large']}"}
+    with world.server.http() as client:
+        assert client.infer(MODEL, [tensor], headers=headers).as_numpy("OUT").sum() == size // 4
+        with pytest.raises(InferenceServerException, match="is used up"):
+            client.infer(MODEL, [tensor], headers=headers)
 
 
 def test_nats_answers_429_with_the_delay(world: World) -> None:

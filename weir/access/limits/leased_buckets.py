@@ -61,7 +61,6 @@ class _Held:
     """What is at hand for one owner of requests."""
 
     __slots__ = (
-        "_lately_s",
         "alone",
         "alone_since_s",
         "ask_s",
@@ -72,9 +71,11 @@ class _Held:
         "lately",
         "lately_before",
         "least",
+        "low",
         "overdrawn",
         "rates",
         "returned",
+        "rolls_s",
         "tokens",
         "used_s",
         "waiting",
@@ -87,7 +88,10 @@ class _Held:
         """When tokens came last."""
         self.lately = [0.0, 0.0]
         self.lately_before = [0.0, 0.0]
-        self._lately_s = self.used_s = now_s
+        self.rolls_s = now_s + SLICE_S
+        self.low = [0.0, 0.0]
+        """With fewer tokens the owner is to be asked for more."""
+        self.used_s = now_s
         self.waiting: deque[_Waiting] = deque()
         self.asked = 0
         """How many of those that wait the owner was asked for."""
@@ -132,11 +136,13 @@ class _Held:
 
     def roll(self, now_s: float) -> None:
         """Counts what is used lately in times of a slice."""
-        if now_s - self._lately_s >= SLICE_S:
-            is_next = now_s - self._lately_s < 2 * SLICE_S
-            self.lately_before = self.lately if is_next else [0.0, 0.0]
+        if now_s >= self.rolls_s:
+            self.lately_before = self.lately if now_s < self.rolls_s + SLICE_S else [0.0, 0.0]
             self.lately = [0.0, 0.0]
-            self._lately_s = now_s
+            self.rolls_s = now_s + SLICE_S
+            if any(self.lately_before):
+                self.used_s = now_s
+        self.low = [self.target(0) / 4, self.target(1) / 4]
 
     def target(self, kind: int) -> float:
         """How many tokens to have at hand: as many as were used lately."""
@@ -146,7 +152,7 @@ class _Held:
     def is_low(self) -> bool:
         """Whether more tokens are needed soon."""
         tokens = self.tokens
-        return 2 * tokens[0] < self.target(0) or 2 * tokens[1] < self.target(1)
+        return 4 * tokens[0] < self.target(0) or 4 * tokens[1] < self.target(1)
 
     def refusal(self, cost: Amounts, now_s: float) -> Refused:
         """Why a request of this cost is refused."""
@@ -202,6 +208,13 @@ class LeasedBuckets:
         `rates` are the limits of its owner a second, 0 for none.
         """
         held = self._held.get(owner)
+        if held is not None and now_s < held.rolls_s and held.rates == rates:
+            # Most requests: there are enough tokens, and no others wait.
+            tokens, low = held.tokens, held.low
+            left, left_bytes = tokens[0] - cost[0], tokens[1] - cost[1]
+            if (left >= low[0] or not rates[0]) and (left_bytes >= low[1] or not rates[1]) and not held.waiting:
+                held.spend(cost)
+                return True
         if held is None:
             if len(self._held) >= MAX_OWNERS:
                 return Refused(KINDS[0], rates[0], 1.0)
