@@ -15,10 +15,11 @@ import pytest
 
 from weir.calls.catalog import ServedModel
 from weir.jobs.api import service
-from weir.jobs.api.service import JobService
+from weir.jobs.api.service import Asker, JobService
 from weir.jobs.formats.items import ItemResult, JobItem
 from weir.jobs.records.folders import BatchRoots
 from weir.jobs.records.record import Job, JobEntry, JobProgress, JobSpec
+from weir.jobs.records.store import no_job
 from weir.jobs.run.plan import PlanLimits
 from weir.jobs.run.runner import ItemReader, ItemRunner
 from weir.schemas.config.model_config import ModelConfig
@@ -84,6 +85,7 @@ class Jobs:
     def __init__(self) -> None:
         self.threads: set[str] = set()
         self.jobs: dict[str, Job] = {}
+        self.read: list[str] = []
         self.opened = asyncio.Event()
         self.opened.set()
 
@@ -92,7 +94,15 @@ class Jobs:
         return list(self.jobs.values())
 
     def get(self, id: str) -> Job:
+        if id not in self.jobs:
+            raise no_job(id)
         return self.jobs[id]
+
+    def find(self, id: str) -> Job | None:
+        return self.jobs.get(id)
+
+    async def refresh(self, id: str) -> None:
+        self.read.append(id)
 
     async def create(self, entry: JobEntry) -> None:
         self.jobs[entry.id] = Job(entry, JobProgress())
@@ -133,3 +143,26 @@ async def test_a_job_is_rejected_if_the_jobs_cannot_be_read(tmp_path: Path, monk
     with pytest.raises(WeirError, match="the jobs have not been read from the message broker yet") as rejected:
         await service_of(tmp_path, jobs).submit(job_in(tmp_path))
     assert rejected.value.code is ErrorCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize("verb", ["status", "result", "cancel", "retry", "delete"])
+async def test_the_job_of_another_owner_takes_as_much_work_as_one_that_does_not_exist(
+    tmp_path: Path, verb: str
+) -> None:
+    jobs = Jobs()
+    jobs.jobs["batch-a"] = Job(
+        JobEntry(id="batch-a", spec=JobSpec(model="m"), created_ms=0, owner="key alice"), JobProgress()
+    )
+    stranger = Asker("key bob", lambda entry: entry.owner == "key bob", lambda _model: None)
+    texts = []
+    for id in ("batch-a", "batch-b"):
+        try:
+            await getattr(service_of(tmp_path, jobs), verb)(id, stranger)
+            texts.append("")
+        except WeirError as error:
+            texts.append(error.message.replace(id, ""))
+    assert texts[0] == texts[1]
+    # One record is read of the broker for each, and none that is there: to decode it would take time.
+    assert len(jobs.read) == 2
+    assert "batch-a" not in jobs.read
+    assert "batch-a" in jobs.jobs
