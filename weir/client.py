@@ -16,8 +16,11 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from weir.inference import InferResult, infer_request
+from weir.options.api_key import bearer
 from weir.schemas.core.errors import ErrorCode, WeirError
 from weir.schemas.kserve.triton_messages import messages, service_stub
+
+_Metadata = tuple[tuple[str, str], ...]
 
 Outputs = Sequence[str] | Mapping[str, int]
 
@@ -31,12 +34,15 @@ _STREAM_METADATA = (("triton_grpc_error", "true"),)
 class Client:
     """A client of the gRPC server at `grpc_url` ("host:port"). Methods block, except those whose name begins with `a`.
 
-    With `credentials`, as `grpc.ssl_channel_credentials` makes them, the connection is encrypted.
+    With `credentials`, as `grpc.ssl_channel_credentials` makes them, the connection is encrypted. `api_key` is the key or
+    token to show to a server with an access policy, or "@FILE" for the first line of a file. Raises ValueError for what
+    is none.
     """
 
-    def __init__(self, grpc_url: str, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, grpc_url: str, credentials: grpc.ChannelCredentials | None = None, api_key: str = "") -> None:
         self.grpc_url = grpc_url
         self.credentials = credentials
+        self._shown = (("authorization", bearer(api_key, "api_key")),) if api_key else ()
         self._channel: grpc.Channel | None = None
         self._aio_channel: grpc.aio.Channel | None = None
         self._aio_loop: asyncio.AbstractEventLoop | None = None
@@ -183,7 +189,7 @@ class Client:
                 self._channel = grpc.insecure_channel(address, _CHANNEL)
             else:
                 self._channel = grpc.secure_channel(address, credentials, _CHANNEL)
-        return service_stub(self._channel)
+        return self._showing(service_stub(self._channel))
 
     def _aio_stub(self) -> Any:
         # A channel belongs to one event loop; a program may run several loops one after the other.
@@ -195,7 +201,22 @@ class Client:
             else:
                 self._aio_channel = grpc.aio.secure_channel(address, credentials, _CHANNEL)
             self._aio_loop = loop
-        return service_stub(self._aio_channel)
+        return self._showing(service_stub(self._aio_channel))
+
+    def _showing(self, stub: Any) -> Any:
+        return _Showing(stub, self._shown) if self._shown else stub
+
+
+class _Showing:
+    """The methods of `stub`, each of whose calls sends `shown` as metadata too."""
+
+    def __init__(self, stub: Any, shown: _Metadata) -> None:
+        self._stub = stub
+        self._shown = shown
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+        return lambda sent, metadata=(): method(sent, metadata=(*self._shown, *metadata))
 
 
 @contextlib.contextmanager

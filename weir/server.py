@@ -36,7 +36,7 @@ class Server(Client):
     `options` are those of `weir serve`, with underscores: `model_control_mode="explicit"`, `load_model=["a", "b"]`,
     `log_verbose=1`. Unlike there, ports are selected automatically, and a model that fails to load is a StartError unless
     `exit_on_error=False`. `start_timeout_s` bounds the start. `start()` or `with` starts the server; the methods of
-    `Client` send requests to it.
+    `Client` send requests to it, and show `api_key` where there is an `access_policy`.
     """
 
     def __init__(
@@ -44,9 +44,10 @@ class Server(Client):
         model_repository: str | Path | Sequence[str | Path],
         *,
         start_timeout_s: float = 120.0,
+        api_key: str = "",
         **options: Any,
     ) -> None:
-        super().__init__("")
+        super().__init__("", api_key=api_key)
         paths = [model_repository] if isinstance(model_repository, str | Path) else model_repository
         given = {**_DEFAULTS, **options, "model_repository": [str(path) for path in paths]}
         self._exit_timeout_s = float(given.get("exit_timeout_secs", 30.0))

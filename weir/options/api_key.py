@@ -44,12 +44,23 @@ def authorization(option: str, environment: Mapping[str, str] = os.environ) -> d
     if not text:
         return {}
     try:
+        return {"Authorization": bearer(text, name)}
+    except BadValue as error:
+        raise UsageError(str(error)) from None
+
+
+def bearer(text: str, name: str) -> SecretText:
+    """The header value that shows the key `text`, or for `@FILE` that in the first line of the file.
+
+    Raises BadValue, with the `name` of what holds the text, for a file that can't be read, and for what no header may hold.
+    """
+    try:
         key = text_of(text).strip()
     except BadValue as error:
-        raise UsageError(f"{name}: {error}") from None
+        raise BadValue(f"{name}: {error}") from None
     if not (key.isascii() and key.isprintable() and key and " " not in key):
-        raise UsageError(f"{name} holds no key or token: it must be printable ASCII characters without spaces")
-    return {"Authorization": SecretText(f"Bearer {key}")}
+        raise BadValue(f"{name} holds no key or token: it must be printable ASCII characters without spaces")
+    return SecretText(f"Bearer {key}")
 
 
 def hint_for_denied(has_key: bool) -> str:

@@ -1,6 +1,7 @@
 """`weir.Server`: a server of a Python program, from start to stop, whatever stops it."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -18,11 +19,14 @@ import psutil
 import pytest
 import tritonclient.http
 
+from tests.support.access.served import weir
 from tests.support.models.zoo import write_identity, write_model, write_slow
 from tests.support.servers.certificates import Authority
 from tests.support.servers.weir_server import alive, segments_of
 from tests.support.waiting import wait_until
 from weir import Server, StartError, WeirError
+from weir.client import Client
+from weir.schemas.core.errors import ErrorCode
 from weir.server_process import PARENT_PID
 
 BIG = 300_000
@@ -199,3 +203,24 @@ def test_a_program_that_has_ended_already_is_not_served(tmp_path: Path) -> None:
     )
     assert ran.returncode == 1
     assert "the program that started this server has exited" in ran.stderr
+
+
+def test_a_server_with_a_policy_lets_in_the_key(models: Path, tmp_path: Path) -> None:
+    policy, keys = tmp_path / "policy.yaml", tmp_path / "keys.json"
+    rules = {"anonymous": [{"actions": ["health"]}], "caller": [{"model": "identity", "actions": ["infer"]}]}
+    policy.write_text(json.dumps({"roles": {role: {"rules": each} for role, each in rules.items()}}))
+    made = weir(tmp_path, "key", "create", "test", "--role=caller", f"--file={keys}")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "key").write_text(made.stdout)
+    inputs = {"IN": np.ones((1, 2), np.float32)}
+    with Server(models, access_policy=policy, access_keys=keys, api_key=f"@{tmp_path}/key") as server:
+        assert server.infer("identity", inputs)["OUT"].tolist() == [[1, 1]]
+        with pytest.raises(WeirError) as hidden:
+            server.infer("strings", inputs)
+        assert hidden.value.code is ErrorCode.NOT_FOUND
+        stranger = Client(server.grpc_url)
+        with pytest.raises(WeirError) as refused:
+            stranger.infer("identity", inputs)
+        stranger.close()
+        assert refused.value.code is ErrorCode.UNAUTHENTICATED
+        assert made.stdout.strip() not in server.log()

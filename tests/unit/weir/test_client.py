@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -21,6 +22,7 @@ class Service(GRPCInferenceServiceServicer):
 
     def __init__(self) -> None:
         self.asked: list = []
+        self.shown: list = []
 
     def ModelInfer(self, request, context):
         self.asked.append(request)
@@ -86,10 +88,21 @@ class Service(GRPCInferenceServiceServicer):
         return messages.RepositoryModelUnloadResponse()
 
 
+class Shown(grpc.ServerInterceptor):
+    """Keeps what each call shows."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def intercept_service(self, continuation, handler_call_details):
+        self._service.shown.append(dict(handler_call_details.invocation_metadata).get("authorization"))
+        return continuation(handler_call_details)
+
+
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[Client, Service]]:
     service = Service()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
+    server = grpc.server(futures.ThreadPoolExecutor(2), interceptors=[Shown(service)])
     add_GRPCInferenceServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
@@ -107,6 +120,7 @@ def client(served: tuple[Client, Service]) -> Client:
 @pytest.fixture
 def service(served: tuple[Client, Service]) -> Service:
     served[1].asked.clear()
+    served[1].shown.clear()
     return served[1]
 
 
@@ -209,3 +223,28 @@ def test_a_server_that_is_gone_is_unavailable() -> None:
     assert refused.value.code is ErrorCode.UNAVAILABLE
     assert not client.ready()
     client.close()
+
+
+async def test_each_call_shows_the_key(tmp_path: Path, client: Client, service: Service) -> None:
+    (tmp_path / "key").write_text("weir_abc_secret\n")
+    inputs = {"N": np.array([1], np.int32)}
+    client.infer("echo", inputs)
+    assert service.shown == [None]
+    for key in ("weir_abc_secret", f"@{tmp_path}/key"):
+        service.shown.clear()
+        with_key = Client(client.grpc_url, api_key=key)
+        assert with_key.ready()
+        with_key.infer("echo", inputs)
+        assert list(with_key.stream("count", inputs))
+        await with_key.ainfer("echo", inputs)
+        assert [part async for part in with_key.astream("count", inputs)]
+        assert service.shown == ["Bearer weir_abc_secret"] * 5
+        assert "secret" not in repr(vars(with_key))
+        await with_key.aclose()
+
+
+@pytest.mark.parametrize("text", ["quiet quiet", "quiet\nX: quiet", "quiét", "@/nowhere"])
+def test_what_is_no_key_is_refused_and_not_shown(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^api_key") as error:
+        Client("127.0.0.1:1", api_key=text)
+    assert "qui" not in str(error.value)
