@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +92,7 @@ def test_every_value_has_its_place() -> None:
         "console.resources.limits.memory": "1Gi",
         "networkPolicies.enabled": "false",
         "tls.secret": "weir-tls",
+        "accessPolicy": "roles: [mine]",
         "users.passwords.admin": "a-long-password",
     }
     plain = template("--set=console.enabled=true")
@@ -157,6 +159,24 @@ def test_a_secret_encrypts_all_ports() -> None:
         assert all(probe["scheme"] == "HTTPS" for probe in probes if probe)
     (endpoint,) = found["ServiceMonitor", "weir"]["spec"]["endpoints"]
     assert (endpoint["scheme"], endpoint["tlsConfig"]) == ("https", {"serverName": "weir"})
+
+
+@needs_helm
+def test_a_policy_guards_gateways_and_the_console(tmp_path: Path) -> None:
+    policy = tmp_path / "access.yaml"
+    policy.write_text('roles:\n  anonymous: {rules: [{actions: [health]}]}  # "{{ no template }}"\n')
+    found = by_name(template("--set=console.enabled=true", f"--set-file=accessPolicy={policy}"))
+    kept = found["ConfigMap", "weir-access-policy"]
+    assert (kept["data"], problems(kept)) == ({"policy.yaml": policy.read_text()}, [])
+    for (kind, name), item in found.items():
+        if kind not in ("Deployment", "StatefulSet"):
+            continue
+        pod = item["spec"]["template"]["spec"]
+        (container, *_) = pod["containers"]
+        is_guarded = name in ("gateway", "weir-console")
+        assert ("--access-policy=/access/policy.yaml" in container["args"]) == is_guarded
+        assert ({"name": "access", "mountPath": "/access", "readOnly": True} in container["volumeMounts"]) == is_guarded
+        assert ({"name": "access", "configMap": {"name": "weir-access-policy"}} in pod["volumes"]) == is_guarded
 
 
 @needs_helm

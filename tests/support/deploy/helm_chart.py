@@ -123,6 +123,17 @@ def _encrypted(item: Object, places: _Places) -> None:
             container[probe]["httpGet"][places.text(_only_if(condition, {"scheme": "HTTPS"}, "entry"))] = None
 
 
+def _guarded(item: Object, places: _Places) -> None:
+    """Has the container decide by the access policy of a ConfigMap."""
+    pod, container, condition = item["spec"]["template"]["spec"], _container(item), ".Values.accessPolicy"
+    option = "- --access-policy=/access/policy.yaml"
+    container["args"].append(places.text(f"{{{{- if {condition} }}}}\n{option}\n{{{{- end }}}}"))
+    mount = {"name": "access", "mountPath": "/access", "readOnly": True}
+    container["volumeMounts"].append(places.text(_only_if(condition, mount)))
+    volume = "- name: access\n  configMap:\n    name: weir-access-policy"
+    pod["volumes"].append(places.text(f"{{{{- if {condition} }}}}\n{volume}\n{{{{- end }}}}"))
+
+
 def _replicas(item: Object, expression: str, condition: str, places: _Places) -> None:
     spec = item["spec"]
     del spec["replicas"]
@@ -136,6 +147,7 @@ def _gateway(item: Object, places: _Places) -> None:
         case "Deployment":
             _workload(item, values, places)
             _encrypted(item, places)
+            _guarded(item, places)
         case "HorizontalPodAutoscaler":
             item["spec"]["minReplicas"] = places.value(f"{values}.minReplicas")
             item["spec"]["maxReplicas"] = places.value(f"{values}.maxReplicas")
@@ -245,6 +257,7 @@ def _console(item: Object, places: _Places) -> None:
     if item["kind"] == "Deployment":
         _workload(item, ".Values.console", places)
         _encrypted(item, places)
+        _guarded(item, places)
 
 
 def _claim(item: Object, places: _Places) -> None:
