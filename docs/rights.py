@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from weir.access.gate import Gate
 from weir.access.policy.actions import Action
-from weir.bus.naming.permissions import PRODUCER, permissions
+from weir.bus.naming.permissions import PRODUCER, permissions, permissions_of_broker_user
 from weir.bus.naming.subject_actions import action_of_subject
 from weir.commands.access.rights import COMMAND_ACTIONS
 from weir.commands.app import app as commands
@@ -67,8 +67,9 @@ def rights_of_methods() -> dict[str, Action]:
 
 
 def rights_of_subjects() -> dict[str, Action | None]:
-    """The action of each subject that a producer may publish to; None for those on which nothing is asked of a model."""
-    return {subject: action_of_subject(subject) for subject in permissions()[PRODUCER].publish}
+    """The action of each subject that a client's user may publish to; None where nothing is asked of a model."""
+    found = (*permissions()[PRODUCER].publish, *permissions_of_broker_user("*").publish)
+    return {subject: action_of_subject(subject) for subject in found}
 
 
 def rights_of_commands() -> Mapping[str, Action | None]:

@@ -51,7 +51,7 @@ PRINCIPAL = "nats"
 """The name that all NATS clients share in the memory ledger: nothing in a message proves who sent it."""
 
 _OK = 200
-_SUBJECT, _SUBJECT_OF_VERSION = "infer.{model}", "infer.{model}.v{version}"  # in the access log
+_SUBJECT, _SUBJECT_OF_VERSION, _BY = "infer.{model}", "infer.{model}.v{version}", "by.{user}."  # in the access log
 _HEADERS_BYTES = 512  # an upper bound for the headers of a response
 _MAX_HEADER_LENGTH = 1024
 _FALLEN_BEHIND = "the client has fallen behind: too many responses wait for acknowledgements"
@@ -68,12 +68,16 @@ class ReplySubjects(NamedTuple):
 
 
 class NatsRequest(NamedTuple):
-    """A request message: the model and the version of its subject, its headers, and its body."""
+    """A request message: the model and the version of its subject, its headers, and its body.
+
+    `user` is the user of the broker on whose subject it came, "" for a subject of nobody's.
+    """
 
     model: str
     version: str
     headers: Mapping[str, str]
     data: bytes
+    user: str = ""
 
 
 class NatsCall(Call):
@@ -129,18 +133,23 @@ class NatsCall(Call):
         self.sent_bytes = 0
 
     @property
+    def user(self) -> str:
+        """The user of the broker who has published the request, "" where its subject proves none."""
+        return self._message.user
+
+    @property
     def busy_ns(self) -> int:
         """The time since the call began."""
         return time.monotonic_ns() - self._started_ns
 
     def log(self, log: AccessLog) -> None:
         """Writes the line of the request, which has ended, in the access log."""
-        model, version, _, data = self._message
+        model, version, _, data, user = self._message
         status = self.error.partition(":")[0]
         log.record(
             "nats",
             "PUB",
-            _SUBJECT_OF_VERSION if version else _SUBJECT,
+            (_BY if user else "") + (_SUBJECT_OF_VERSION if version else _SUBJECT),
             model,
             version,
             int(status) if status.isdecimal() else CANCELLED if status else _OK,
@@ -154,11 +163,12 @@ class NatsCall(Call):
 
     def begin(self) -> Document:
         """Implements `Call.begin`."""
-        model, version, headers, data = self._message
+        model, version, headers, data, user = self._message
         gate = self.services.gate
         if gate.is_on:
             tenant = headers.get("weir-tenant", "").encode("latin-1", "replace")
-            shown = Shown(headers.get("authorization", "").encode(errors="replace"), tenant=tenant)
+            authorization = headers.get("authorization", "").encode(errors="replace")
+            shown = Shown(authorization, tenant=tenant, broker_user=user)
             self.principal = gate.admit(shown, self._asked(model, version, len(data)))
         if self.account is not None and not self.account.charge(self.kind, len(data)):
             raise no_memory()

@@ -1,6 +1,6 @@
 """`NatsFrontend`: serves inference requests that arrive as NATS messages, and responds on their reply subjects.
 
-`infer.<model>` and `infer.<model>.v<version>` take the bodies of `POST …/infer`: KServe v2 JSON, or with the header
+`infer.<model>` and `infer.<model>.v<version>`, and the same behind `by.<user>.`, take the bodies of `POST …/infer`: KServe v2 JSON, or with the header
 `Inference-Header-Content-Length` JSON followed by binary tensors; and msgpack (`weir.calls.inference.documents`). All
 responses of a decoupled model are sent, with a flag on the last. Gateways share the subjects as a queue group.
 """
@@ -40,10 +40,16 @@ class NatsFrontend:
     def __init__(self, bus: Bus, gateway_id: str, context: GatewayContext) -> None:
         self._bus = bus
         self._context = context
+        self._id = gateway_id
         self._flow = subjects.infer_flow(gateway_id)
         self._numbers = count(1)
         self._calls: dict[int, NatsCall] = {}
-        self._endpoints = [Endpoint("infer", subjects.INFER), Endpoint("infer-version", subjects.INFER_VERSION)]
+        self._endpoints = [
+            Endpoint("infer", subjects.INFER),
+            Endpoint("infer-version", subjects.INFER_VERSION),
+            Endpoint("infer-by", subjects.INFER_BY),
+            Endpoint("infer-version-by", subjects.INFER_VERSION_BY),
+        ]
         version = server_version()
         self._service = MicroService(
             bus, gateway_id, version if version[0].isdigit() else _BARE_VERSION, self._endpoints
@@ -52,7 +58,8 @@ class NatsFrontend:
 
     async def start(self) -> None:
         """Subscribes to requests."""
-        await self._bus.subscribe(f"{self._flow}.*", self._on_flow)
+        for flow in (self._flow, subjects.infer_flow_by_any(self._id)):
+            await self._bus.subscribe(f"{flow}.*", self._on_flow)
         for endpoint in self._endpoints:
             take = partial(self._on_request, endpoint)
             unsubscribe = await self._bus.subscribe(endpoint.subject, take, subjects.INFER_QUEUE, drains=True)
@@ -92,13 +99,14 @@ class NatsFrontend:
             endpoint.count(0, "400:its reply subject is reserved")
             return
         number = next(self._numbers)
-        model, version = subjects.infer_target(message.subject)
+        user, subject = subjects.publisher(message.subject)
+        model, version = subjects.infer_target(subject)
         version = version.lstrip("0") or version[:1]  # 01 is 1, as over HTTP
         call = self._calls[number] = NatsCall(
             self._context,
             self._bus,
-            ReplySubjects(message.reply, f"{self._flow}.{number}"),
-            NatsRequest(model, version, parse_headers(message.header_block), message.data),
+            ReplySubjects(message.reply, f"{subjects.infer_flow_by(self._id, user) if user else self._flow}.{number}"),
+            NatsRequest(model, version, parse_headers(message.header_block), message.data, user),
             partial(self._on_end, number, endpoint),
         )
         call.open()
@@ -106,7 +114,7 @@ class NatsFrontend:
     def _on_flow(self, message: Message) -> None:
         number = message.subject.rpartition(".")[2]
         call = self._calls.get(int(number)) if number.isascii() and number.isdigit() else None
-        if call is None:
+        if call is None or call.user != subjects.publisher(message.subject)[0]:
             return
         if message.status:
             call.disconnected()

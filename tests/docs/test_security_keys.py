@@ -61,7 +61,7 @@ def reader(tmp_path: Path) -> Reader:
 def test_a_policy_and_keys(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     check, serve = "\n".join(section("Write a policy", "sh")).splitlines()
     assert serve == SERVE
-    assert reader.run(check) == "access.yaml is valid: 3 roles, 0 issuers, 0 certificates\n"
+    assert reader.run(check) == "access.yaml is valid: 3 roles, 0 issuers, 0 certificates, 0 broker users\n"
     commands = "\n".join(section("Make keys", "sh")).splitlines()
     (shown,) = section("Make keys", "text")
     policy = f"--access-policy={reader.folder / 'access.yaml'}"

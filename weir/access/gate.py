@@ -1,7 +1,8 @@
 """`Gate`: who sends a request, and whether the policy lets it. Each door of a process asks the one gate of the process.
 
 Without a policy the gate is open: everybody may do everything. With one, a request names its principal by a key or a token
-(`Authorization: Bearer …`, or `Basic …` with a key as the password, for browsers), or by the certificate of its connection.
+(`Authorization: Bearer …`, or `Basic …` with a key as the password, for browsers), by the certificate of its connection, or
+by the user of the message broker that has published it.
 Sans-IO: `weir.cluster.access` reads the policy, the keys and the key sets of issuers, and sets them here.
 """
 
@@ -64,13 +65,14 @@ class Shown(NamedTuple):
     """What a request shows: its `Authorization` header, the client's certificate, and the tenant that it names.
 
     `at_s` is when it was shown, in Unix seconds, 0 for now: what has expired since then still counts, what was revoked does
-    not.
+    not. `broker_user` is the user of the message broker on whose subject it came, "" for none.
     """
 
     authorization: bytes
     certificate: CertificateNames | None = None
     tenant: bytes = b""
     at_s: float = 0.0
+    broker_user: str = ""
 
 
 class Asked(NamedTuple):
@@ -124,6 +126,7 @@ class Gate:
         self._keys = KeyRing()
         self._tokens: VerifiesTokens | None = None
         self._by_certificate: Mapping[str, Principal] = {}
+        self._by_broker_user: Mapping[str, Principal] = {}
         self._passes: dict[bytes, Pass] = {}
         self.latest_version = latest_version
         self.rates: TakesTokens | None = None
@@ -149,6 +152,12 @@ class Gate:
                 row.principal, row.tenant, frozenset(row.roles), Proof.CERTIFICATE, row.subject or f"{row.san}"
             )
             for row in policy.certificates
+        }
+        self._by_broker_user = {
+            row.user: Principal(
+                row.principal or row.user, row.tenant, frozenset(row.roles), Proof.BROKER_USER, row.user
+            )
+            for row in policy.broker_users
         }
         self._passes.clear()
         self.on_policy()
@@ -236,24 +245,26 @@ class Gate:
     # Who
 
     def principal_of(self, shown: Shown) -> Principal:
-        """Who shows the header (b"" for none), or else the certificate.
+        """Who shows the header (b"" for none), or else the certificate, or else the user of the broker.
 
         The tenant that the request names counts where a role of the principal acts for tenants. Raises WeirError
         (UNAUTHENTICATED) for a header that lets nobody in, whatever else there is.
         """
-        authorization, certificate, tenant, at_s = shown
-        principal = self._shown_by(authorization, certificate, at_s)
+        tenant = shown.tenant
+        principal = self._shown_by(shown.authorization, shown)
         if tenant and self.may_act_for_tenants(principal):
             return principal._replace(tenant=tenant.decode("latin-1")[:MAX_TENANT_CHARACTERS])
         return principal
 
-    def _shown_by(self, authorization: bytes, certificate: CertificateNames | None, at_s: float) -> Principal:
+    def _shown_by(self, authorization: bytes, shown: Shown) -> Principal:
         if not authorization:
-            return NOBODY if certificate is None else self._of_certificate(certificate)
+            if shown.certificate is not None:
+                return self._of_certificate(shown.certificate)
+            return self._by_broker_user.get(shown.broker_user, NOBODY)
         if len(authorization) > MAX_SHOWN_BYTES:
             raise unauthenticated("the Authorization header is too long")
         digest = sha256(authorization).digest()
-        now_s = at_s or self._clock()
+        now_s = shown.at_s or self._clock()
         known = self._passes.get(digest)
         if known is None or now_s >= known.until_s:
             known = self._check(authorization, now_s)

@@ -17,7 +17,7 @@ import typer
 
 from weir import __version__
 from weir.bus.naming.live_queues import MAX_LIVE_STREAMS
-from weir.bus.naming.permissions import USERS, nats_conf
+from weir.bus.naming.permissions import USERS, check_broker_users, nats_conf
 from weir.commands import roles as role_commands
 from weir.commands.access.command import access, key
 from weir.commands.audit.command import audit
@@ -148,6 +148,14 @@ def nats_permissions(
         list[str] | None,
         typer.Option(metavar="USER", help=f"One of {', '.join(USERS)}; may be repeated. Default: all."),
     ] = None,
+    user: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also a user of a client, who may publish requests on subjects of its own only and so is a principal of the "
+            "access policy (broker_users); may be repeated.",
+        ),
+    ] = None,
     live_streams: Annotated[
         int,
         typer.Option(metavar="COUNT", min=1, max=MAX_LIVE_STREAMS, help="That of --live-streams of the server."),
@@ -164,7 +172,11 @@ def nats_permissions(
     unknown = [user for user in wanted if user not in USERS]
     if unknown:
         raise UsageError(f'Bad option: "--users". Unknown user {unknown[0]}. Choose from: {", ".join(USERS)}.')
-    typer.echo(nats_conf(wanted, live_streams, repository or ("models",)), nl=False)
+    try:
+        check_broker_users(user or ())
+    except ValueError as error:
+        raise UsageError(f'Bad option: "--user". {error}.') from error
+    typer.echo(nats_conf(wanted, live_streams, repository or ("models",), user or ()), nl=False)
 
 
 dead = typer.Typer(
@@ -345,6 +357,7 @@ app.command(
     epilog=examples(
         "weir nats-permissions > weir.conf      # for the configuration of nats-server",
         "weir nats-permissions --users=producer,admin",
+        "weir nats-permissions --user=camera-7 --user=orders   # principals of the access policy",
     ),
 )(nats_permissions)
 app.command(

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,12 @@ class GivenNats:
 
 
 class PermittedNats:
-    """One server with the users of `weir nats-permissions`; `log_text` is what it has logged."""
+    """One server with the users of `weir nats-permissions`; `log_text` is what it has logged.
 
-    def __init__(self, folder: Path, users: str) -> None:
+    `users` is the command's output, with users `broker_users` of clients.
+    """
+
+    def __init__(self, folder: Path, users: str, broker_users: Sequence[str] = ()) -> None:
         folder.mkdir(parents=True)
         self._log = folder / "log"
         file = folder / "nats.conf"
@@ -80,6 +84,7 @@ class PermittedNats:
             f'jetstream {{ store_dir: "{folder}" }}\n{users}'
         )
         passwords = {f"WEIR_{user.upper()}_PASSWORD": f"of-{user}" for user in USERS}
+        passwords |= {f"WEIR_USER_{user.upper().replace('-', '_')}_PASSWORD": f"of-{user}" for user in broker_users}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [find_binary(), "-c", file], stderr=log, env={**os.environ, **passwords}, preexec_fn=dies_with_parent()
@@ -92,6 +97,10 @@ class PermittedNats:
     def url_of(self, user: str) -> str:
         """Where this user connects to, with the password in it."""
         return f"nats://weir-{user}:of-{user}@{self._place}"
+
+    def url_of_client(self, name: str) -> str:
+        """The same for a user of a client."""
+        return f"nats://{name}:of-{name}@{self._place}"
 
     @property
     def log_text(self) -> str:

@@ -32,6 +32,9 @@ roles:
 certificates:
   - {subject: "CN=camera-7,O=Acme", principal: camera-7, tenant: acme, roles: [caller]}
   - {san: "URI:spiffe://acme/camera", principal: camera, roles: [caller]}
+broker_users:
+  - {user: orders, tenant: acme, roles: [caller]}
+  - {user: relay-1, principal: relay, roles: [broker]}
 """)
 
 
@@ -160,6 +163,22 @@ def test_a_certificate_names_its_principal_unless_there_is_a_header() -> None:
     assert gate.principal_of(Shown(b"", certificate_names(subject, []))) == NOBODY
     assert gate.principal_of(Shown(b"Bearer bob", other)).name == "bob"
     refusal(gate, b"Bearer bad one", other)
+
+
+def test_a_broker_user_names_its_principal_unless_there_is_a_header() -> None:
+    gate, _, _ = gate_with()
+    orders = Principal("orders", "acme", frozenset(["caller"]), Proof.BROKER_USER, "orders")
+    assert gate.principal_of(Shown(b"", broker_user="orders")) == orders
+    assert gate.principal_of(Shown(b"", tenant=b"other", broker_user="orders")) == orders
+    relay = gate.principal_of(Shown(b"", tenant=b"other", broker_user="relay-1"))
+    assert (relay.name, relay.owner) == ("relay", "tenant other")
+    assert gate.principal_of(Shown(b"Bearer bob", broker_user="orders")).name == "bob"
+    for unknown in ("", "relay", "ORDERS", "orders "):
+        assert gate.principal_of(Shown(b"", broker_user=unknown)) == NOBODY
+    with pytest.raises(WeirError):
+        gate.principal_of(Shown(b"Bearer bad one", broker_user="orders"))
+    gate.use_policy(parse_policy("roles: {}"))
+    assert gate.principal_of(Shown(b"", broker_user="orders")) == NOBODY
 
 
 def test_errors_tell_who_may_know_the_model() -> None:

@@ -7,7 +7,7 @@ from starlette.routing import Route as PlainRoute
 
 from docs import rights
 from weir.access.policy.actions import Action
-from weir.bus.naming.permissions import PRODUCER, permissions
+from weir.bus.naming.permissions import PRODUCER, permissions, permissions_of_broker_user
 from weir.bus.naming.subject_actions import action_of_subject
 from weir.commands.access.rights import COMMAND_ACTIONS
 from weir.http_server.routing import Route
@@ -48,13 +48,18 @@ def test_each_grpc_method_names_an_action() -> None:
     assert len(found) > 20
 
 
-def test_each_subject_of_a_producer_is_decided_about_or_asks_nothing() -> None:
+def test_each_subject_of_a_client_is_decided_about_or_asks_nothing() -> None:
     found = rights.rights_of_subjects()
-    assert found.keys() == set(permissions()[PRODUCER].publish)
+    assert found.keys() == {*permissions()[PRODUCER].publish, *permissions_of_broker_user("*").publish}
     asked = {subject.partition(".")[0] for subject, action in found.items() if action is Action.INFER}
-    assert asked == {"infer", "event", "batch"}
+    assert asked == {"infer", "event", "batch", "by"}
+    assert {subject for subject, action in found.items() if action is None and subject.startswith("by.")} == {
+        "by.*.flow.*.*"
+    }
     with pytest.raises(KeyError):
         action_of_subject("api.request")  # producers can't publish there
+    with pytest.raises(KeyError):
+        action_of_subject("by.alice.api.request")
 
 
 def test_each_command_names_an_action_or_asks_nothing_of_a_server() -> None:

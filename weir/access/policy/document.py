@@ -21,6 +21,9 @@ certificates:
   - subject: CN=camera-7,O=Acme
     principal: camera-7
     roles: [caller]
+broker_users:
+  - user: camera-8
+    roles: [caller]
 ```
 """
 

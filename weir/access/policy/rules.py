@@ -1,4 +1,4 @@
-"""`AccessPolicy`: what a policy says: the roles and their rules, and whose tokens and certificates name principals."""
+"""`AccessPolicy`: what a policy says: the roles and their rules, and whose tokens, certificates and broker users name principals."""
 
 from __future__ import annotations
 
@@ -128,6 +128,18 @@ class Certificate(_Strict):
         return self
 
 
+class BrokerUser(_Strict):
+    """Who publishes on the subjects of this `user` of the message broker, which has checked the user's credentials.
+
+    `principal` is the user's name unless it is set.
+    """
+
+    user: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=256)]
+    principal: Annotated[str, Field(max_length=256)] = ""
+    tenant: Annotated[str, Field(max_length=256)] = ""
+    roles: tuple[Name, ...]
+
+
 class AccessPolicy(_Strict):
     """A principal may do what any of its roles allows; nothing else. Whoever shows nothing has the role `anonymous`.
 
@@ -138,6 +150,17 @@ class AccessPolicy(_Strict):
     tokens: Annotated[tuple[Issuer, ...], Field(max_length=16)] = ()
     response_cache: Literal["shared", "owner"] = "shared"
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=10_000)] = ()
+    broker_users: Annotated[tuple[BrokerUser, ...], Field(max_length=10_000)] = ()
+
+    @field_validator("broker_users")
+    @classmethod
+    def _each_user_once(cls, value: tuple[BrokerUser, ...]) -> tuple[BrokerUser, ...]:
+        seen: set[str] = set()
+        for row in value:
+            if row.user in seen:
+                raise ValueError(f"the user '{row.user}' stands twice")
+            seen.add(row.user)
+        return value
 
 
 def _is_loopback(host: str) -> bool:

@@ -9,6 +9,7 @@ Source: nats-server's configuration (`authorization`, `permissions`); the subjec
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,9 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("infer.*", (PRODUCER, CONSOLE), (GATEWAY,)),
     ("infer.*.*", (PRODUCER, CONSOLE), (GATEWAY,)),
     ("flow.*.*", (PRODUCER, CONSOLE), (GATEWAY,)),
+    ("by.*.infer.*", (), (GATEWAY,)),
+    ("by.*.infer.*.*", (), (GATEWAY,)),
+    ("by.*.flow.*.*", (), (GATEWAY,)),
     ("work.*", (SCHEDULER,), (WORKER,)),
     ("reply.*", (SCHEDULER, WORKER), (GATEWAY, WORKER)),
     ("ack.*.*", (), (GATEWAY, WORKER)),
@@ -129,6 +133,23 @@ _MESSAGES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("$JS.EVENT.ADVISORY.STREAM.UPDATED.RESULT", (), (GATEWAY,)),
     ("$JS.EVENT.ADVISORY.STREAM.UPDATED.DEAD", (), (GATEWAY,)),
 )
+
+
+# What a user of a client may do who is a principal by its name: subjects of its own for requests and responses.
+
+_OF_BROKER_USER = Permissions(
+    publish=(
+        "by.{}.infer.*",
+        "by.{}.infer.*.*",
+        "by.{}.flow.*.*",
+        "$SRV.*",
+        "$SRV.*.weir",
+        "$SRV.*.weir.*",
+    ),
+    subscribe=("_INBOX.{}.>", "answers.{}.>"),
+)
+
+_is_broker_user = re.compile(r"[A-Za-z0-9_-]{1,64}").fullmatch
 
 
 # Rights to streams: each name stands for some requests of JetStream's API.
@@ -297,6 +318,32 @@ def permissions(live_streams: int = 1, repositories: Sequence[str] = ("models",)
     }
 
 
+def permissions_of_broker_user(name: str) -> Permissions:
+    """What the user `name` of a client may do, whose subjects prove that it is the publisher; "*" for any such user."""
+    may = _OF_BROKER_USER
+    return Permissions(
+        tuple(subject.format(name) for subject in may.publish), tuple(subject.format(name) for subject in may.subscribe)
+    )
+
+
+def check_broker_users(names: Sequence[str]) -> None:
+    """Raises ValueError, with the reason, for names that can't be users of clients beside Weir's own users."""
+    variables: dict[str, str] = {}
+    for name in names:
+        if not _is_broker_user(name):
+            raise ValueError(f"'{name}' must have 1 to 64 letters, digits, '-' and '_'")
+        if name in USERS or name.startswith("weir-"):
+            raise ValueError(f"'{name}' is a name of Weir's own users")
+        variable = _password_variable(name)
+        if variable in variables:
+            raise ValueError(f"'{variables[variable]}' and '{name}' would have the same password, ${variable}")
+        variables[variable] = name
+
+
+def _password_variable(broker_user: str) -> str:
+    return f"WEIR_USER_{broker_user.upper().replace('-', '_')}_PASSWORD"
+
+
 def allows(patterns: Iterable[str], subject: str) -> bool:
     """Whether one of the patterns covers `subject`, which may have wildcards itself."""
     return any(_covers(pattern.split("."), subject.split(".")) for pattern in patterns)
@@ -313,16 +360,27 @@ def _covers(pattern: Sequence[str], subject: Sequence[str]) -> bool:
     return len(pattern) == len(subject)
 
 
-def nats_conf(users: Sequence[str] = USERS, live_streams: int = 1, repositories: Sequence[str] = ("models",)) -> str:
-    """The block `authorization` of nats-server's configuration; passwords are variables of its environment."""
+def nats_conf(
+    users: Sequence[str] = USERS,
+    live_streams: int = 1,
+    repositories: Sequence[str] = ("models",),
+    broker_users: Sequence[str] = (),
+) -> str:
+    """The block `authorization` of nats-server's configuration; passwords are variables of its environment.
+
+    `broker_users` are users of clients beside Weir's own; raises ValueError for names that can't be (`check_broker_users`).
+    """
+    check_broker_users(broker_users)
     table = permissions(live_streams, repositories)
-    blocks = "\n".join(_user(user, table[user]) for user in users)
-    return f"authorization {{\n  users = [\n{blocks}\n  ]\n}}\n"
+    blocks = [_user(f"weir-{user}", f"WEIR_{user.upper()}_PASSWORD", table[user]) for user in users]
+    blocks += [_user(f'"{name}"', _password_variable(name), permissions_of_broker_user(name)) for name in broker_users]
+    listed = "\n".join(blocks)
+    return f"authorization {{\n  users = [\n{listed}\n  ]\n}}\n"
 
 
-def _user(user: str, may: Permissions) -> str:
+def _user(user: str, variable: str, may: Permissions) -> str:
     return (
-        f"    {{\n      user: weir-{user}, password: $WEIR_{user.upper()}_PASSWORD\n      permissions = {{\n"
+        f"    {{\n      user: {user}, password: ${variable}\n      permissions = {{\n"
         f"        publish = {{allow: [{_listed(may.publish)}]}}\n"
         f"        subscribe = {{allow: [{_listed(may.subscribe)}]}}\n      }}\n    }}"
     )

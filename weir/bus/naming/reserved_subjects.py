@@ -22,6 +22,7 @@ RESERVED_TOKENS = frozenset(
         "api",
         "audit",
         "batch",
+        "by",
         "cached",
         "cancel",
         "cuda-close",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from weir.access.policy.actions import Action
+from weir.bus.naming.subjects import publisher
 
 _INFERENCE = ("infer", "event", "batch")
 """The first tokens of subjects whose messages are requests to a model, answered at once or later."""
@@ -14,7 +15,7 @@ nothing is asked of a model there, and nats-server's own permissions are what gu
 
 def action_of_subject(subject: str) -> Action | None:
     """The action of a message on `subject`; None where nothing is asked of a model. Raises KeyError for an unknown one."""
-    first = subject.partition(".")[0]
+    first = publisher(subject)[1].partition(".")[0]
     if first in _INFERENCE:
         return Action.INFER
     if first in _ABOUT_OWN_REQUESTS:

@@ -79,6 +79,22 @@ def infer(model: str, version: str = "") -> str:
     return f"infer.{token(model)}.v{version}" if version else f"infer.{token(model)}"
 
 
+INFER_BY, INFER_VERSION_BY = f"by.*.{INFER}", f"by.*.{INFER_VERSION}"
+"""The same as a user of the broker publishes them who is named there; see `publisher`."""
+
+
+def publisher(subject: str) -> tuple[str, str]:
+    """The user of the broker on whose subject a message came ("": a subject of nobody's), and the subject behind that.
+
+    nats-server lets nobody else publish below `by.<user>`, so a subscriber knows who did.
+    """
+    first, _, rest = subject.partition(".")
+    if first != "by":
+        return "", subject
+    user, _, subject = rest.partition(".")
+    return untoken(user), subject
+
+
 INFER_QUEUE = "weir"
 """The queue group in which gateways share these requests."""
 
@@ -93,6 +109,16 @@ def infer_target(subject: str) -> tuple[str, str]:
 def infer_flow(gateway: str) -> str:
     """Acknowledgements of responses of `gateway` by NATS clients, or "no responders" from nats-server; a number follows."""
     return f"flow.{gateway}"
+
+
+def infer_flow_by(gateway: str, user: str) -> str:
+    """The same of the requests that a user of the broker has published on its own subjects."""
+    return f"by.{token(user)}.{infer_flow(gateway)}"
+
+
+def infer_flow_by_any(gateway: str) -> str:
+    """The same of all users."""
+    return f"by.*.{infer_flow(gateway)}"
 
 
 def work(worker: str) -> str:

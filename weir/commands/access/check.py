@@ -37,7 +37,12 @@ def read_policy(path: Path) -> AccessPolicy:
 def validate(path: Path) -> None:
     """Prints what a policy has, or raises StartError with the place of what is wrong."""
     policy = read_policy(path)
-    counts = {"role": len(policy.roles), "issuer": len(policy.tokens), "certificate": len(policy.certificates)}
+    counts = {
+        "role": len(policy.roles),
+        "issuer": len(policy.tokens),
+        "certificate": len(policy.certificates),
+        "broker user": len(policy.broker_users),
+    }
     parts = [f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items()]
     typer.echo(f"{path} is valid: {', '.join(parts)}")
 

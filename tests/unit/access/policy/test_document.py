@@ -50,6 +50,14 @@ def test_a_policy_without_roles_allows_nothing(text: str) -> None:
             "roles:\n  a:\n    rules:\n      - actions: [infer]\n        versions: [0]",
             "line 5, column 20: roles.a.rules.0.versions.0: Input should be greater than or equal to 1",
         ),
+        (
+            "broker_users:\n  - {user: a.b, roles: []}",
+            "line 2, column 6: broker_users.0.user: String should match pattern",
+        ),
+        (
+            "roles: {}\nbroker_users:\n  - {user: a, roles: []}\n  - {user: a, roles: [b]}",
+            "line 2, column 1: broker_users: the user 'a' stands twice",
+        ),
         ("a: &x [1]\nb: *x", "line 1, column 4: an alias, which a policy can't have"),
         ("!!python/object/apply:os.system [x]", "line 1, column 1: "),
         (

@@ -7,15 +7,26 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weir.bus.naming import durable_subjects, subjects
-from weir.bus.naming.permissions import USERS, allows, nats_conf, permissions
+from weir.bus.naming.permissions import (
+    USERS,
+    Permissions,
+    allows,
+    check_broker_users,
+    nats_conf,
+    permissions,
+    permissions_of_broker_user,
+)
 
 NO_SUBJECTS = {
     "token",
     "untoken",
     "queue_token",
     "infer_target",
+    "publisher",
     "durable_target",
     "is_durable_target",
     "stream_of",
@@ -51,6 +62,8 @@ _BASES = {
     "cuda_opened",
     "cache_replies",
     "infer_flow",
+    "infer_flow_by",
+    "infer_flow_by_any",
     "inbox",
 }
 BASES = dict.fromkeys(_BASES | {"stored", "durable_inbox", "fetched"}, 1)
@@ -76,9 +89,14 @@ def own_subjects(module: ModuleType) -> list[str]:
     return found
 
 
+def all_permissions() -> list[Permissions]:
+    """What each user may do, also one of a client."""
+    return [*permissions().values(), permissions_of_broker_user("*")]
+
+
 @pytest.mark.parametrize("module", [subjects, durable_subjects])
 def test_every_subject_has_a_user(module: ModuleType) -> None:
-    table = permissions().values()
+    table = all_permissions()
     patterns = [pattern for may in table for pattern in (*may.publish, *may.subscribe)]
     mine = own_subjects(module)
     assert mine
@@ -87,9 +105,9 @@ def test_every_subject_has_a_user(module: ModuleType) -> None:
 
 def test_every_published_subject_has_a_subscriber_and_the_reverse() -> None:
     """Who publishes what nobody may hear, or hears what nobody may publish, is a mistake of the table's."""
-    table = permissions()
-    heard = {pattern for may in table.values() for pattern in may.subscribe if pattern[0] != "$"}
-    said = {pattern for may in table.values() for pattern in may.publish if pattern[0] != "$"}
+    table = all_permissions()
+    heard = {pattern for may in table for pattern in may.subscribe if pattern[0] != "$"}
+    said = {pattern for may in table for pattern in may.publish if pattern[0] != "$"}
     stored = ("live.", "event.", "batch.", "dead.", "callback.", "history.", "audit.")  # in streams
     unheard = {s for s in said if not allows(heard, s) and not s.startswith(stored)}
     assert unheard == set()
@@ -169,6 +187,70 @@ def test_a_producer_writes_large_bodies_and_reads_or_removes_none() -> None:
 
 def test_no_user_may_publish_on_any_reply_subject() -> None:
     assert "allow_responses" not in nats_conf()
+
+
+NAMES = st.text("abzAZ09_-", min_size=1, max_size=64)
+
+
+@given(NAMES, NAMES)
+def test_a_user_of_a_client_publishes_below_its_own_name_only(name: str, other: str) -> None:
+    may = permissions_of_broker_user(name)
+    assert allows(may.publish, f"by.{name}.infer.m")
+    assert allows(may.publish, f"by.{name}.infer.m.v1")
+    assert allows(may.publish, f"by.{name}.flow.gateway.1")
+    assert allows(may.subscribe, f"_INBOX.{name}.1.2")
+    assert allows(permissions()["gateway"].publish, f"_INBOX.{name}.1.2")
+    assert allows(permissions()["gateway"].publish, f"answers.{name}.1")
+    assert allows(may.publish, f"by.{other}.infer.m") == (name == other)
+    assert allows(may.subscribe, f"_INBOX.{other}.1") == allows(may.subscribe, f"answers.{other}.1") == (name == other)
+    plain = (
+        "infer.m",
+        "infer.m.v1",
+        "flow.g.1",
+        "event.m",
+        "batch.m",
+        "event.m.job.x",
+        "result.m.x",
+        "$O.requests.C.x",
+    )
+    assert not [subject for subject in plain if allows((*may.publish, *may.subscribe), subject)]
+    assert not [subject for subject in may.publish if subject.startswith("$JS")]
+
+
+def test_nobody_else_publishes_for_a_user_of_a_client() -> None:
+    for may in permissions().values():
+        assert not allows(may.publish, "by.alice.infer.m")
+        assert not allows(may.publish, "by.alice.flow.gateway.1")
+
+
+def test_users_of_clients_are_written_beside_those_of_weir() -> None:
+    text = nats_conf(["gateway"], broker_users=["camera-7", "orders"])
+    assert 'user: "camera-7", password: $WEIR_USER_CAMERA_7_PASSWORD' in text
+    assert '"by.orders.infer.*"' in text
+    assert "weir-producer" not in text
+    assert text.count("password:") == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a.b", "*", ">", "a b", 'a"', "ä", "a" * 65, "gateway", "console", "weir-gateway"]
+)
+def test_names_that_users_of_clients_cannot_have(name: str) -> None:
+    with pytest.raises(ValueError, match=r"must have|own users"):
+        check_broker_users(["fine", name])
+    with pytest.raises(ValueError, match="'"):
+        nats_conf(broker_users=[name])
+
+
+@given(st.lists(NAMES, max_size=4))
+def test_users_of_clients_share_no_password(names: list[str]) -> None:
+    try:
+        text = nats_conf([], broker_users=names)
+    except ValueError:
+        folded = {name.upper().replace("-", "_") for name in names}
+        assert len(folded) < len(names) or any(name in USERS or name.startswith("weir-") for name in names)
+    else:
+        variables = [line.partition("password: ")[2] for line in text.splitlines() if "password: " in line]
+        assert len(set(variables)) == len(variables) == len(names)
 
 
 def test_the_configuration_holds_no_password() -> None:

@@ -15,6 +15,7 @@ NOT_SUBJECTS = {
     "token",
     "untoken",
     "infer_target",
+    "publisher",
     "durable_target",
     "is_durable_target",
     "stream_of",

@@ -102,7 +102,8 @@ class World:
         self.frontend = NatsFrontend(cast(Any, self.bus), "gateway", cast(Any, context))
 
     def request(self, subject: str = "infer.m", reply: str = "_INBOX.a", body: bytes = BODY, **headers: str) -> None:
-        pattern = "infer.*.*" if subject.count(".") == 2 else "infer.*"
+        prefix = "by.*." if subject.startswith("by.") else ""
+        pattern = prefix + ("infer.*.*" if subject.count(".") - prefix.count(".") == 2 else "infer.*")
         block = pack_headers([(name.replace("_", "-"), value) for name, value in headers.items()])
         self.bus.listeners[pattern](
             SimpleNamespace(subject=subject, reply=reply, data=body, header_block=block, status="")
@@ -113,8 +114,8 @@ class World:
         self.inference.submitted[number][1](InferResponse("m", "1", "", [output], None), is_final)
 
     def acknowledge(self, subject: str, status: str = "") -> None:
-        (listener,) = (listener for pattern, listener in self.bus.listeners.items() if pattern.startswith("flow."))
-        listener(SimpleNamespace(subject=subject, status=status))
+        pattern = "by.*.flow.gateway.*" if subject.startswith("by.") else "flow.gateway.*"
+        self.bus.listeners[pattern](SimpleNamespace(subject=subject, status=status))
 
     def responses(self, reply: str = "_INBOX.a") -> list[dict[str, str]]:
         return [headers for headers, _, _ in self.bus.sent.get(reply, [])]
@@ -135,6 +136,43 @@ async def test_a_request_is_submitted_and_answered_on_its_reply_subject(world: W
     world.respond()
     assert [headers["weir-final"] for headers in world.responses()] == ["false", "true"]
     assert world.ledger.total_bytes == 0
+
+
+async def test_subjects_of_a_broker_user_serve_as_the_plain_ones_do(world: World) -> None:
+    world.request("by.alice.infer.m")
+    world.request("by.alice.infer.m.v1", reply="_INBOX.b")
+    versions = [request.model_version for request, _ in world.inference.submitted]
+    assert versions == ["", "1"]
+    world.respond(0)
+    world.respond(1)
+    for reply in ("_INBOX.a", "_INBOX.b"):
+        assert [headers["weir-outcome"] for headers in world.responses(reply)] == ["succeeded"]
+
+
+async def test_only_the_user_of_a_request_acknowledges_its_responses(world: World) -> None:
+    world.request("by.alice.infer.m", weir_window="1")
+    world.respond(is_final=False)
+    ((_, _, flow),) = world.bus.sent["_INBOX.a"]
+    assert flow == "by.alice.flow.gateway.1"
+    world.respond(is_final=False)
+    for forged in ("flow.gateway.1", "by.bob.flow.gateway.1"):
+        world.acknowledge(forged)
+        world.acknowledge(forged, "503")
+    assert (len(world.responses()), world.inference.cancelled) == (1, [])
+    world.acknowledge(flow)
+    assert len(world.responses()) == 2
+    world.acknowledge(flow, "503")
+    assert len(world.inference.cancelled) == 1
+
+
+async def test_a_user_acknowledges_nothing_of_plain_requests(world: World) -> None:
+    world.request("infer.m", weir_window="1")
+    world.respond(is_final=False)
+    world.respond(is_final=False)
+    world.acknowledge("by.alice.flow.gateway.1", "503")
+    assert world.inference.cancelled == []
+    world.acknowledge("flow.gateway.1")
+    assert len(world.responses()) == 2
 
 
 async def test_errors_are_responses(world: World) -> None:

@@ -157,7 +157,7 @@ def test_a_key_in_the_command_line_is_refused_and_not_repeated(cli: Cli) -> None
 def test_a_policy_is_checked(cli: Cli) -> None:
     policy = cli.folder / "policy.yaml"
     ran = cli.run("access", "check", cli.policy)
-    assert ran == Ran(0, f"{policy} is valid: 2 roles, 0 issuers, 0 certificates\n", "")
+    assert ran == Ran(0, f"{policy} is valid: 2 roles, 0 issuers, 0 certificates, 0 broker users\n", "")
     policy.write_text("roles:\n  a: {rule: 1}\n")
     ran = cli.run("access", "check", cli.policy)
     assert ran.status == 1
