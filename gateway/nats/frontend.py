@@ -1,8 +1,9 @@
 """`NatsFrontend`: serves inference requests that arrive as NATS messages, and responds on their reply subjects.
 
-`infer.<model>` and `infer.<model>.v<version>`, and the same behind `by.<user>.`, take the bodies of `POST …/infer`: KServe v2 JSON, or with the header
+`infer.<model>` and `infer.<model>.v<version>` take the bodies of `POST …/infer`: KServe v2 JSON, or with the header
 `Inference-Header-Content-Length` JSON followed by binary tensors; and msgpack (`weir.calls.inference.documents`). All
-responses of a decoupled model are sent, with a flag on the last. Gateways share the subjects as a queue group.
+responses of a decoupled model are sent, with a flag on the last. Gateways share the subjects as a queue group. The same
+subjects behind `by.<user>.` are those of a user of the broker (`weir.bus.naming.subjects.publisher`).
 """
 
 from __future__ import annotations

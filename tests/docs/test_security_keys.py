@@ -18,6 +18,7 @@ from tests.support.models.zoo import write_identity
 from tests.support.servers.demo import environment, in_venv
 from tests.support.servers.weir_server import Server
 from weir.access.keys.ring import PREFIX
+from weir.access.policy.document import parse_policy
 
 SERVE = ".venv/bin/weir serve models --access-policy=access.yaml"
 ISSUER = "https://login.example.org"
@@ -92,3 +93,17 @@ def test_tokens_of_an_issuer(reader: Reader) -> None:
     (reader.folder / "token.jwt").write_text(jwt.encode(claims, key, "EdDSA", {"kid": "k"}))
     (command,) = "\n".join(section("Take tokens of an issuer", "sh")).splitlines()
     assert reader.run(command) == "allowed: rule 1 of role 'caller'\n"
+
+
+def test_the_users_of_the_broker_are_printed_and_named(reader: Reader) -> None:
+    (command,) = section("Let a user of the broker be a principal", "sh")
+    (rows,) = section("Let a user of the broker be a principal", "yaml")
+    reader.run(command)
+    printed = (reader.folder / "users.conf").read_text()
+    policy = reader.folder / "access.yaml"
+    policy.write_text(f"{policy.read_text()}\n{rows}\n")
+    for row in parse_policy(policy.read_text()).broker_users:
+        assert f'user: "{row.user}"' in printed
+        assert f"$WEIR_USER_{row.user.upper().replace('-', '_')}_PASSWORD" in printed
+    assert "weir-producer" not in printed
+    assert reader.run(".venv/bin/weir access check --policy=access.yaml").endswith("2 broker users\n")

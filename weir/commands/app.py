@@ -152,8 +152,8 @@ def nats_permissions(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Also a user of a client, who may publish requests on subjects of its own only and so is a principal of the "
-            "access policy (broker_users); may be repeated.",
+            help="Also a user of a client, who may publish requests on subjects of its own only, so that an access policy "
+            "can name it (broker_users); may be repeated.",
         ),
     ] = None,
     live_streams: Annotated[

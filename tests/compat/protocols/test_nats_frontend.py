@@ -214,7 +214,8 @@ async def test_it_is_a_micro_service(client: Client) -> None:
     ping = json.loads((await client.request("$SRV.PING.weir", timeout=TIMEOUT_S)).data)
     assert (ping["name"], ping["type"]) == ("weir", "io.nats.micro.v1.ping_response")
     info = json.loads((await client.request(f"$SRV.INFO.weir.{ping['id']}", timeout=TIMEOUT_S)).data)
-    assert [row["subject"] for row in info["endpoints"]] == ["infer.*", "infer.*.*"]
+    plain = ["infer.*", "infer.*.*"]
+    assert [row["subject"] for row in info["endpoints"]] == [*plain, *(f"by.*.{subject}" for subject in plain)]
     assert {row["queue_group"] for row in info["endpoints"]} == {"weir"}
     stats = json.loads((await client.request("$SRV.STATS", timeout=TIMEOUT_S)).data)
     assert stats["endpoints"][0]["num_requests"] > 0

@@ -1,4 +1,4 @@
-"""`AccessPolicy`: what a policy says: the roles and their rules, and whose tokens, certificates and broker users name principals."""
+"""`AccessPolicy`: what a policy says: roles and their rules, and which tokens, certificates and users name principals."""
 
 from __future__ import annotations
 
