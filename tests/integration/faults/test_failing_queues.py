@@ -102,4 +102,5 @@ async def test_a_queue_whose_policy_raises_is_served_again(nats: EmbeddedNats, m
         assert sorted(failed) == [3, 4]
         await keeper.hand_over_all(1.0)
         await service.stop(1.0)
+        await keeper.withdraw()
         await bus.close()
