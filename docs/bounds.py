@@ -73,6 +73,12 @@ weir.cluster.access.key_file:MAX_BYTES | a file of keys | rejected; the keys bef
 weir.access.tokens.signing_keys:MAX_SET_BYTES | the key set of an issuer | rejected; the last copy stays in use
 weir.cluster.access.key_sets:FETCH_TIMEOUT_S | fetching a key set | tried again after 10 s
 weir.access.gate:MAX_REMEMBERED | keys and tokens whose check is remembered | all are checked again
+weir.access.limits.buckets:MAX_OWNERS | owners of requests whose token buckets are not full | refused: 429
+weir.access.limits.leased_buckets:MAX_OWNERS | owners with rate limits that a gateway has had requests of within two seconds | refused: 429
+weir.access.limits.leased_buckets:MAX_WAITING | requests that wait for tokens at one gateway | refused: 429
+weir.access.limits.leased_buckets:SLICE_S | tokens that a gateway holds of a rate limit | those of this time, or one
+weir.access.limits.leased_buckets:KEEP_S | time for which a gateway keeps unused tokens | they go back
+weir.cluster.access.rate_limits:ANSWER_TIMEOUT_S | wait for tokens | the gateway goes on with its part of the limit
 weir.cluster.observation.store:MAX_BYTES | reports that an observer keeps | the oldest are dropped
 weir.cluster.observation.observer:MAX_WATCHED | models that an observer watches at a time | the one that was asked for longest ago is not watched any more
 # Callers (gateways, and workers that call models)

@@ -89,6 +89,11 @@ class Leases:
         lease = self._leases.get(key)
         return lease is not None and lease.revision > 0
 
+    def is_sure(self, key: str) -> bool:
+        """Whether nobody else can hold `key` yet: this process was not paused, and could renew it lately."""
+        lease = self._leases.get(key)
+        return lease is not None and lease.revision > 0 and time.monotonic() <= lease.sure_until_s
+
     def was_free(self, key: str) -> bool:
         """For `on_acquired`: whether nobody held `key` when this process asked for it, or has left it orderly."""
         lease = self._leases.get(key)

@@ -207,7 +207,9 @@ class RateLimits:
         self._unsubscribe()
 
     def _on_request(self, message: Message) -> None:
-        if self._buckets is None or not may_reply_to(message, subjects.limit_replies("")):
+        if self._buckets is None or not self._leases.is_sure(LEASE):
+            return  # a process that was paused does not decide beside its successor
+        if not may_reply_to(message, subjects.limit_replies("")):
             return
         try:
             rows = TokenRequest.unpack(message.data).rows

@@ -127,3 +127,23 @@ async def test_a_lease_released_while_it_is_requested_is_free(two: tuple[Process
 
 def test_a_lease_outlives_some_missed_renewals() -> None:
     assert leases_module.RENEWAL_S * 2 < SAFETY_S
+
+
+async def test_a_holder_knows_whether_the_lease_was_free_and_whether_it_is_its_own(two: tuple[Process, Process]) -> None:
+    first, second = two
+    found: list[tuple[str, bool, bool]] = []
+
+    def acquire(process: Process, name: str) -> None:
+        leases = process.leases
+        leases.acquire("k", lambda: found.append((name, leases.was_free("k"), leases.is_sure("k"))), lambda: None)
+
+    acquire(first, "first")
+    await eventually(lambda: first.leases.holds("k"))
+    acquire(second, "second")
+    assert not second.leases.is_sure("k")
+    second.acquire("another")
+    await eventually(lambda: second.leases.holds("another"))  # the broker has refused "k" before
+    first.leases.release("k")
+    await eventually(lambda: second.leases.holds("k"), TTL_S + 2)
+    assert found == [("first", True, True), ("second", False, True)]
+    assert not first.leases.is_sure("k")
