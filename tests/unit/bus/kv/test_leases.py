@@ -129,7 +129,9 @@ def test_a_lease_outlives_some_missed_renewals() -> None:
     assert leases_module.RENEWAL_S * 2 < SAFETY_S
 
 
-async def test_a_holder_knows_whether_the_lease_was_free_and_whether_it_is_its_own(two: tuple[Process, Process]) -> None:
+async def test_a_holder_knows_whether_the_lease_was_free_and_whether_it_is_its_own(
+    two: tuple[Process, Process],
+) -> None:
     first, second = two
     found: list[tuple[str, bool, bool]] = []
 
