@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sized
 
+from weir.access.limits.token_bucket import TokenBucket
 from weir.gateway.http2.frames import Http2ConnectionError, Http2ErrorCode
 from weir.gateway.http2.options import Http2Options
 
@@ -44,7 +45,7 @@ class AbuseGuard:
         self._idle_frames = 0
         self._last_ping_s = -math.inf
         self._ping_strikes = 0
-        self._resets = TokenBucket(RESETS_AT_ONCE, RESETS_PER_S)
+        self._resets = TokenBucket(RESETS_PER_S, 0.0, RESETS_AT_ONCE, RESETS_AT_ONCE)
         self.responded = False
         """Set when part of a response is sent: this resets the counters."""
 
@@ -57,7 +58,7 @@ class AbuseGuard:
 
     def count_reset(self) -> None:
         """Counts a stream that ended early: the peer cancelled it, or violated the protocol on it."""
-        if not self._resets.spend(self._clock()):
+        if not self._resets.take(1, 1, self._clock()):
             raise Http2ConnectionError(Http2ErrorCode.ENHANCE_YOUR_CALM, "too many cancelled streams")
 
     def count_ping(self, has_calls: bool) -> None:
@@ -79,24 +80,3 @@ class AbuseGuard:
             self._idle_frames = 0
             self._ping_strikes = 0
             self._last_ping_s = -math.inf
-
-
-class TokenBucket:
-    """Allows `burst` uses at once, refilled by `per_s` a second."""
-
-    __slots__ = ("_burst", "_left", "_per_s", "_since_s")
-
-    def __init__(self, burst: int, per_s: float) -> None:
-        self._burst = burst
-        self._per_s = per_s
-        self._left = float(burst)
-        self._since_s = 0.0
-
-    def spend(self, now_s: float) -> bool:
-        """Takes a token at the time `now_s` (seconds of a monotonic clock). Returns False if none is left."""
-        self._left = min(self._burst, self._left + (now_s - self._since_s) * self._per_s)
-        self._since_s = now_s
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True

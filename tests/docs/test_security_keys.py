@@ -79,6 +79,13 @@ def test_a_policy_and_keys(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> N
     assert [text.splitlines()[1].split()[1:3] for text in lists] == [["camera-7", "caller"], ["ci", "operator"]]
 
 
+def test_limits() -> None:
+    (policy,) = section("Limit rates and sizes", "yaml")
+    limits = parse_policy(policy).roles["caller"].limits
+    assert limits is not None
+    assert (limits.requests_per_s, limits.body_bytes) == (100, 8_000_000)
+
+
 def test_tokens_of_an_issuer(reader: Reader) -> None:
     (tokens,) = section("Take tokens of an issuer", "yaml")
     key = ed25519.Ed25519PrivateKey.generate()

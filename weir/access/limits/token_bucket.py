@@ -1,4 +1,4 @@
-"""`TokenBucket`: `rate` tokens a second, of which those of one second may be taken at once."""
+"""`TokenBucket`: `rate` tokens a second, of which so many may be taken at once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from __future__ import annotations
 class TokenBucket:
     """Sans-IO; `now_s` is the time in seconds of any clock that does not go back. It begins with `level` tokens.
 
-    It holds at most `burst` tokens: those of a second, or one where the rate is smaller.
+    It holds at most `burst` tokens: by default those of a second, or one where the rate is smaller.
     """
 
     __slots__ = ("_level", "_since_s", "burst", "rate")
 
-    def __init__(self, rate: float, now_s: float, level: float = 0.0) -> None:
+    def __init__(self, rate: float, now_s: float, level: float = 0.0, burst: float = 0.0) -> None:
         self.rate = rate
-        self.burst = max(1.0, rate)
+        self.burst = burst or max(1.0, rate)
         self._level = min(level, self.burst)
         self._since_s = now_s
 
@@ -25,7 +25,7 @@ class TokenBucket:
         return self._level
 
     def change_rate(self, rate: float, now_s: float) -> None:
-        """Fills by another rate from now on. The tokens that there are stay, up to the new burst."""
+        """Fills by another rate from now on, with the burst of it, up to which the tokens that there are stay."""
         level = self.level(now_s)
         self.rate, self.burst = rate, max(1.0, rate)
         self._level = min(level, self.burst)
