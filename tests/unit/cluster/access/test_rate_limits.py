@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.collecting_bus import CollectingBus
+from weir.access.audit import AuditEvent
 from weir.access.gate import Asked, Gate, Shown
 from weir.access.keys.ring import KeyRing
 from weir.access.limits.refusals import TokensPending
@@ -119,6 +120,24 @@ async def test_requests_wait_for_one_answer_and_share_it() -> None:
         with pytest.raises(WeirError, match="limit of 10 requests/s of 'alice' is used up"):
             gateway.admit()  # no answer is needed for this
         assert gateway.gate.refused == {"requests": 2}
+
+
+async def test_refused_requests_are_events_of_the_audit_log_whether_they_waited_or_not() -> None:
+    class Events(list[AuditEvent]):
+        record = list.append
+
+    async with asyncio.TaskGroup() as background:
+        gateway = Gateway(background)
+        gateway.gate.audits = events = Events()
+        await gateway.start(LIMITED)
+        first, second = gateway.pending(), gateway.pending()
+        _, reply = await gateway.asked()
+        gateway.bus.deliver(reply, TokenResponse([TokenGrant((1.0, 0.0), (2.5, 0.0))]).pack())
+        assert [first.result() is None, second.result() is None] == [True, False]
+        with pytest.raises(WeirError):
+            gateway.admit()
+        assert [(event.principal, event.allowed) for event in events] == [("alice", False)] * 2
+        assert len({event.why for event in events}) == 1  # so the log merges them
 
 
 async def test_tokens_at_hand_are_used_without_asking() -> None:
