@@ -164,7 +164,7 @@ class Cluster:
                 self._begin(member)
             await self.until(lambda role=role: all(m.is_ready for m in self.of(role)), _READY_S, f"{role} ready")
         if self.shape.policy is not None:
-            os.environ[API_KEY_VARIABLE] = await new_key(self.nats_url)
+            os.environ[API_KEY_VARIABLE] = await new_key(f"--nats={self.nats_url}")
             for number in range(self.shape.gateways):
                 await lets_in_the_key_alone(self.http(number))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 import tempfile
@@ -24,10 +25,12 @@ import uvloop
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from tests.faults.policy import new_key, write_policy
 from tests.support.durable.checker import Verdict, check
 from tests.support.durable.models import write_digest
 from tests.support.durable.producer import Share, Told, start
 from tests.support.durable.restarting_server import ROLES, Served, tireless
+from weir import API_KEY_VARIABLE
 from weir.bus.naming.durable_subjects import QUEUE_STREAM, RESULT_STREAM
 
 _LOOK_S = 0.25
@@ -50,6 +53,7 @@ class Run:
     patience_s: float = 180.0
     """Time without progress after which the kills stop, and after twice which the run ends."""
     roles: tuple[str, ...] = ROLES
+    with_policy: bool = False
     kills: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     told: list[Told] = field(default_factory=list)
@@ -83,7 +87,12 @@ class Run:
 async def carry_out(run: Run, folder: Path) -> None:
     """Run everything, with all files in `folder`."""
     write_digest(folder / "models")
-    with tireless(folder, folder / "models") as server:
+    options: list[str] = []
+    if run.with_policy:
+        keys = folder / "keys.json"
+        os.environ[API_KEY_VARIABLE] = await new_key(f"--file={keys}")
+        options = [f"--access-policy={write_policy(folder)}", f"--access-keys={keys}"]
+    with tireless(folder, folder / "models", *options) as server:
         shares = _shares(run, folder, server.nats_url)
         producers = [start(share) for share in shares]
         client = await _connect(server.nats_url)
@@ -192,6 +201,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0: as many as go")
     parser.add_argument("--seed", type=int, default=0, help="of payloads and kills; 0: another each time")
     parser.add_argument("--patience", type=float, default=180.0, help="seconds without progress until it gives up")
+    parser.add_argument("--policy", action="store_true", help="with an access policy; producers show a key")
     parser.add_argument("--keep", type=Path, help="keep ledgers, data and log in this new folder")
     options = parser.parse_args()
     run = Run(
@@ -204,6 +214,7 @@ def main() -> int:
         rate=options.rate,
         patience_s=options.patience,
         roles=tuple(options.roles.split(",")),
+        with_policy=options.policy,
     )
     with tempfile.TemporaryDirectory(prefix="durable-faults-") as temporary:
         folder = options.keep or Path(temporary)

@@ -31,9 +31,9 @@ def write_policy(folder: Path) -> Path:
     return path
 
 
-async def new_key(nats_url: str) -> str:
-    """A new key of the role `client`, which the broker keeps. Raises RuntimeError where none is made."""
-    words = ("key", "create", "faults", "--role=client", f"--nats={nats_url}")
+async def new_key(place: str) -> str:
+    """A new key of the role `client` at `place`, as --nats=URL or --file=FILE. Raises RuntimeError where none is made."""
+    words = ("key", "create", "faults", "--role=client", place)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "weir", *words), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
