@@ -357,7 +357,7 @@ app.command(
     epilog=examples(
         "weir nats-permissions > weir.conf      # for the configuration of nats-server",
         "weir nats-permissions --users=producer,admin",
-        "weir nats-permissions --user=camera-7 --user=orders   # principals of the access policy",
+        "weir nats-permissions --user=camera-7 --user=orders   # of a policy",
     ),
 )(nats_permissions)
 app.command(

@@ -39,7 +39,8 @@ def is_gone(pid: int) -> bool:
 
 class TestErrors:
     def test_each_response_has_its_own(self, models: Models) -> None:
-        codes = list(ErrorCode)
+        doors_own = {ErrorCode.UNAUTHENTICATED, ErrorCode.PERMISSION_DENIED}
+        codes = [code for code in ErrorCode if code not in doors_own]
         with models.running(
             execute_body("""
             return [
