@@ -90,6 +90,10 @@ class ConnectionCap:
         self._by_principal.setdefault(principal, {})[connection] = principal
         return True
 
+    def counts(self, connection: CappedConnection) -> bool:
+        """Whether the connection was admitted, and neither removed nor ended to make room."""
+        return connection in self._all
+
     def remove(self, connection: CappedConnection) -> None:
         """Forgets a connection, which has ended; one that was not admitted, or gave room, is forgotten already."""
         principal = self._all.pop(connection, None)

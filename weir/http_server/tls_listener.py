@@ -11,6 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from weir.http_server.connection_cap import CappedConnection, ConnectionCap, principal_of
 from weir.runtime.log_limiter import LogLimiter
@@ -48,7 +49,7 @@ class TlsListener:
         self._cap = cap
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
-        self._handshakes: set[asyncio.Task[None]] = set()
+        self._handshakes: set[_Handshake] = set()
         listener.setblocking(False)
         self._accepting = self._loop.create_task(self._accept())
         self._accepting.add_done_callback(lambda _task: listener.close())
@@ -57,7 +58,10 @@ class TlsListener:
         """Stops listening, and ends the connections on which TLS is not agreed on yet."""
         self._accepting.cancel()
         for handshake in list(self._handshakes):
-            handshake.cancel()
+            # Of a connection that counts itself by now, the task only has to end: cancelled, it would close the transport,
+            # which could not be aborted any more.
+            if self._cap.counts(handshake):
+                handshake.task.cancel()
 
     async def _accept(self) -> None:
         while True:
@@ -72,8 +76,11 @@ class TlsListener:
                 connection.close()
                 continue
             handshake.task = self._loop.create_task(self._shake_hands(handshake, connection))
-            self._handshakes.add(handshake.task)
-            handshake.task.add_done_callback(self._handshakes.discard)
+            self._handshakes.add(handshake)
+            handshake.task.add_done_callback(partial(self._forget, handshake))
+
+    def _forget(self, handshake: _Handshake, _task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(handshake)
 
     async def _shake_hands(self, handshake: _Handshake, connection: socket.socket) -> None:
         try:

@@ -141,3 +141,22 @@ async def test_a_handshake_that_takes_too_long_ends(certificate: Path) -> None:
         await until(lambda: cap.open == 0)
         assert cap.ended[SILENT] == 1
         writer.close()
+
+
+async def test_a_stop_leaves_alone_what_counts_itself_by_now(certificate: Path) -> None:
+    """The task of a handshake that is just over, cancelled, would close the transport behind its protocol's back."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    cap, socket_ = ConnectionCap(LIMIT), socket.create_server(("127.0.0.1", 0))
+    port = socket_.getsockname()[1]
+
+    class StopsAtOnce(Echo):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            listener.close()
+
+    listener = TlsListener(socket_, lambda handshake: StopsAtOnce(cap, handshake), lambda: context, cap, 60.0)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+    writer.write(b"x")
+    assert await reader.read(1) == b"x"
+    writer.close()
