@@ -150,13 +150,16 @@ async def test_a_stop_leaves_alone_what_counts_itself_by_now(certificate: Path) 
     cap, socket_ = ConnectionCap(LIMIT), socket.create_server(("127.0.0.1", 0))
     port = socket_.getsockname()[1]
 
+    made: list[Echo] = []
+
     class StopsAtOnce(Echo):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
+            made.append(self)
             listener.close()
 
     listener = TlsListener(socket_, lambda handshake: StopsAtOnce(cap, handshake), lambda: context, cap, 60.0)
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
-    writer.write(b"x")
-    assert await reader.read(1) == b"x"
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting())
+    await until(lambda: bool(made) and not listener._handshakes)
+    assert not made[0].transport.is_closing()
     writer.close()
