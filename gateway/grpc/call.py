@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weir.access.gate import TENANT_HEADER, Asked, Gate, Shown
-from weir.access.principal import NOBODY, Proof
+from weir.access.principal import NOBODY
 from weir.calls.request_headers import deadline_ms_in
 from weir.durable.api.options import read_preferences
 from weir.gateway.access import OPEN, Access
+from weir.gateway.grpc.guarded_call import GuardedCall
 from weir.gateway.grpc.messages import (
     ENCODINGS,
     PREFIX_BYTES,
@@ -49,7 +49,7 @@ _HUGE_PAGE_BYTES = 2 << 20
 """The memory that the first byte of a large message may occupy: numpy uses huge pages from twice this size on."""
 
 
-class GrpcCall:
+class GrpcCall(GuardedCall):
     """The base of all kinds of calls: framing, deadline, status. Subclasses take messages in `on_message` and `end`.
 
     `limit` bounds a request message, in bytes. Received and decompressed bytes are charged to the account of the
@@ -69,12 +69,8 @@ class GrpcCall:
         "_reader",
         "_stream",
         "deadline_ms",
-        "gate",
-        "head",
         "line",
         "on_cancel",
-        "principal",
-        "refusal",
     )
 
     def __init__(self, stream: Stream, head: CallMetadata, limit: int) -> None:
@@ -89,15 +85,13 @@ class GrpcCall:
         self._reader: MessageReader | None = None
         self._stream = stream
         self.deadline_ms = 0
-        self.gate: Gate | None = None
+        self.gate = None
         self.head = head
         self.line: CallLine | None = None
         """The line of the call in the access log, if there is one."""
-        self.refusal: CallError | None = None
-        """Why the gate refuses the call."""
+        self.refusal = None
         self.on_cancel: Callable[[], None] | None = None
         self.principal = NOBODY
-        """Who makes the call."""
 
     # The kind of call
 
@@ -108,62 +102,6 @@ class GrpcCall:
     def end(self) -> None:
         """The request is complete."""
         raise NotImplementedError
-
-    # The door
-
-    def enter(self, gate: Gate) -> None:
-        """Asks the gate, which is on, by the head of the call.
-
-        Whoever proves nothing, and may use its method for no model, is refused before its request arrives.
-        """
-        self.gate = gate
-        handler = self.head.handler
-        if handler is None:
-            return
-        try:
-            self.principal = gate.principal_of(self._shown())
-        except WeirError:
-            self.principal = NOBODY  # the gate raises it again below, and records it
-        if self.principal.proof is Proof.NONE:
-            try:
-                self.admit_any()
-            except WeirError as error:
-                self.refusal = CallError.of(error)
-
-    def admit_any(self) -> None:
-        """Asks the gate about a list of models. Raises WeirError for whoever may do this to none."""
-        if self.gate is not None:
-            self.principal = self.gate.admit(self._shown(), self._asked()._replace(is_list=True, reads=True))
-
-    def admit(self, model: str, version: str = "", size: int = 0, is_counted: bool = False) -> None:
-        """Asks the gate about the model of a message of `size` bytes. What the head shows is checked each time.
-
-        Raises WeirError, as `Gate.admit`. `is_counted`: the message counts already towards the limits of its owner.
-        """
-        if self.gate is not None:
-            asked = Asked(
-                "grpc",
-                self.head.method,
-                self.head.handler.action,
-                model,
-                version,
-                reads=self.head.reads,
-                size=size,
-                is_counted=is_counted,
-            )
-            self.principal = self.gate.admit(self._shown(), asked)
-
-    def may_see(self, model: str) -> bool:
-        """Whether the caller may do what the method does to this model, for lists."""
-        return self.gate is None or self.gate.may(self.principal, self.head.handler.action, model)
-
-    def _shown(self) -> Shown:
-        fields = self.head.fields
-        certificate = self._stream.connection.certificate
-        return Shown(fields.get(b"authorization", b""), certificate, fields.get(TENANT_HEADER, b""))
-
-    def _asked(self) -> Asked:
-        return Asked("grpc", self.head.method, self.head.handler.action, reads=self.head.reads)
 
     # Events of the stream
 

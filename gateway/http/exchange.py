@@ -137,17 +137,28 @@ class InferExchange(Call):
 
     def _enter(self, gate: Gate) -> None:
         """Asks the gate about the request, by its head."""
-        fields, connection = self._fields, self._connection
-        shown = Shown(fields.get(b"authorization", b""), connection.certificate, fields.get(TENANT_HEADER, b""))
-        asked = Asked(_DOOR, _OPERATION, Action.INFER, self._model, self._version, size=self._announced)
+        fields, connection, model, version = self._fields, self._connection, self._model, self._version
+        authorization, tenant, kept = fields.get(b"authorization", b""), fields.get(TENANT_HEADER, b""), connection.kept
+        is_kept = kept is not None and gate.holds(kept, authorization, tenant, model, version)
+        if kept is not None and is_kept and not gate.limits_requests:
+            self.principal, self._caller = kept.principal, kept.caller
+            return
+        shown = Shown(authorization, connection.certificate, tenant)
+        asked = Asked(_DOOR, _OPERATION, Action.INFER, model, version, size=self._announced)
         try:
-            self.principal = gate.admit(shown, asked)
+            if kept is not None and is_kept:
+                self.principal = kept.principal
+                gate.count(kept.principal, asked)
+            else:
+                self.principal = gate.admit(shown, asked)
         except TokensPending as pending:
             self.principal, self._tokens = pending.principal, pending.wait()
         except WeirError as error:
             self._reject_early(error)
             return
-        self._caller = gate.caller_of(self.principal)
+        if kept is None or not is_kept:
+            kept = connection.kept = gate.keep(shown, model, version, self.principal)
+        self._caller = kept.caller
 
     def _admit(self, length: int) -> None:
         """Rejects the request by its head, or plans where its body, of the announced `length`, is received."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from weir.access.gate import CertificateNames
+from weir.access.gate import CertificateNames, Kept
 from weir.gateway.http2 import frames
 from weir.gateway.http2.abuse_guard import AbuseGuard
 from weir.gateway.http2.frames import (
@@ -70,6 +70,8 @@ class Connection:
     """
 
     certificate: CertificateNames | None = None
+    kept: Kept | None = None
+    """What its latest request for inference was admitted by."""
 
     def __init__(
         self, application: Application, options: Http2Options, clock: Callable[[], float], send_buffer: SendBuffer

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from weir.access.gate import CertificateNames
+from weir.access.gate import CertificateNames, Kept
 from weir.gateway.http2.frames import (
     MAX_WINDOW,
     Flag,
@@ -69,6 +69,7 @@ class StreamConnection(Protocol):
 
     buffered_bytes: int
     certificate: CertificateNames | None
+    kept: Kept | None
     send_buffer: SendBuffer
 
     def respond(self, *pieces: bytes | memoryview) -> None:

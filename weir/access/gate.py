@@ -96,6 +96,19 @@ class Asked(NamedTuple):
     is_counted: bool = False
 
 
+class Kept(NamedTuple):
+    """What a connection keeps of an admitted request: the next one like it is decided by comparing (`Gate.holds`)."""
+
+    epoch: object
+    until_s: float
+    authorization: bytes
+    tenant: bytes
+    model: str
+    version: str
+    principal: Principal
+    caller: Caller
+
+
 class TakesTokens(Protocol):
     """Counts requests against the rates of their owners (`weir.cluster.access.rate_limits.RateLimits`)."""
 
@@ -122,6 +135,7 @@ class Gate:
         self.is_on = False
         """Whether there is a policy."""
         self._clock = clock
+        self._epoch = object()  # another one after each change of what the gate goes by
         self._decisions: Decisions | None = None
         self._keys = KeyRing()
         self._tokens: VerifiesTokens | None = None
@@ -159,18 +173,46 @@ class Gate:
             )
             for row in policy.broker_users
         }
-        self._passes.clear()
+        self._forget()
         self.on_policy()
 
     def use_keys(self, keys: KeyRing) -> None:
         """Lets these keys in from now on, and no others."""
         self._keys = keys
-        self._passes.clear()
+        self._forget()
 
     def use_tokens(self, tokens: VerifiesTokens | None) -> None:
         """Verifies tokens by these issuers' keys from now on; without, no token lets anybody in."""
         self._tokens = tokens
+        self._forget()
+
+    def _forget(self) -> None:
         self._passes.clear()
+        self._epoch = object()
+
+    # Admission
+
+    def holds(self, kept: Kept, authorization: bytes, tenant: bytes, model: str, version: str) -> bool:
+        """Whether what admitted the request of `kept` admits this one of the same connection, for the same action, too."""
+        return (
+            kept.epoch is self._epoch
+            and kept.model == model
+            and kept.version == version
+            and kept.authorization == authorization
+            and kept.tenant == tenant
+            and self._clock() < kept.until_s
+        )
+
+    def keep(self, shown: Shown, model: str, version: str, principal: Principal) -> Kept:
+        """What to keep of a request that was admitted, whose principal this is."""
+        decisions, until_s = self._decisions, _FOREVER
+        if shown.authorization:
+            known = self._passes.get(sha256(shown.authorization).digest())
+            until_s = 0.0 if known is None else known.until_s
+        if decisions is not None and decisions.has_versions and not version:
+            until_s = 0.0  # the latest version may be another one by then
+        caller = self.caller_of(principal)
+        return Kept(self._epoch, until_s, shown.authorization, shown.tenant, model, version, principal, caller)
 
     def admit(self, shown: Shown, asked: Asked) -> Principal:
         """Who sends a request that the policy allows. Raises WeirError for one that it does not, as `check`.
@@ -199,8 +241,19 @@ class Gate:
             self._record(principal, asked, "")
         return principal
 
+    def count(self, principal: Principal, asked: Asked) -> None:
+        """Counts an admitted request against the limits of its owner. Raises WeirError, as `admit`, and records it."""
+        try:
+            self._count(principal, asked)
+        except TokensPending as pending:
+            pending.principal = principal
+            pending.on_refused = lambda error: self._record(principal, asked, error.message)
+            raise
+        except WeirError as error:
+            self._record(principal, asked, error.message)
+            raise
+
     def _count(self, principal: Principal, asked: Asked) -> None:
-        """Counts a request against the limits of its owner. Raises WeirError."""
         if not asked.submits and (asked.action is not Action.INFER or asked.is_list):
             return
         limits = self.limits_of(principal)

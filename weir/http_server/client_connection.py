@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-from weir.access.gate import CertificateNames
+from weir.access.gate import CertificateNames, Kept
 from weir.http_server.asgi import raw_error_response
 from weir.http_server.connection_cap import CappedConnection, ConnectionCap, principal_of
 from weir.http_server.connection_memory import ConnectionMemory
@@ -54,6 +54,8 @@ class ClientConnection(asyncio.Protocol, ABC):
     handshake: CappedConnection | None = None
     certificate: CertificateNames | None = None
     """The names in the certificate that the client has shown, None without one."""
+    kept: Kept | None = None
+    """What its latest request for inference was admitted by."""
     is_encrypted = False
     transport: Any
     memory: ConnectionMemory

@@ -273,3 +273,42 @@ def test_the_tenant_of_a_request_counts_where_its_sender_acts_for_tenants() -> N
     shown = Shown(f"Bearer {one[1]}".encode())
     assert gate.principal_of(shown).owner == "key b"
     assert gate.principal_of(shown._replace(tenant=b"acme")).owner == "tenant acme"
+
+
+def test_what_a_connection_keeps_holds_until_something_changes() -> None:
+    keys, key = ring(expires_s=int(NOW_S) + 5)
+    gate, clock, _ = gate_with(keys)
+    shown = Shown(f"Bearer {key}".encode(), tenant=b"x")
+
+    def kept() -> bool:
+        found = gate.keep(shown, "resnet50", "", gate.principal_of(shown))
+        assert found.caller.owner == "tenant acme"
+        same = gate.holds(found, shown.authorization, b"x", "resnet50", "")
+        others = [
+            gate.holds(found, shown.authorization, b"x", "resnet51", ""),
+            gate.holds(found, shown.authorization, b"x", "resnet50", "1"),
+            gate.holds(found, shown.authorization, b"y", "resnet50", ""),
+            gate.holds(found, b"", b"x", "resnet50", ""),
+        ]
+        assert not any(others)
+        for change in (
+            lambda: gate.use_keys(keys),
+            lambda: gate.use_policy(POLICY),
+            lambda: gate.use_tokens(None),
+        ):
+            before = gate.keep(shown, "resnet50", "", gate.principal_of(shown))
+            change()
+            assert not gate.holds(before, shown.authorization, b"x", "resnet50", "")
+        return same
+
+    assert kept()
+    late = gate.keep(shown, "resnet50", "", gate.principal_of(shown))
+    clock.now_s = NOW_S + 5
+    assert not gate.holds(late, shown.authorization, b"x", "resnet50", "")
+
+
+def test_the_latest_version_is_asked_about_each_time() -> None:
+    gate = Gate(Clock(), {"m": 2}.__getitem__)
+    gate.use_policy(parse_policy("roles: {anonymous: {rules: [{model: m, versions: [2], actions: [infer]}]}}"))
+    assert not gate.holds(gate.keep(Shown(b""), "m", "", NOBODY), b"", b"", "m", "")
+    assert gate.holds(gate.keep(Shown(b""), "m", "2", NOBODY), b"", b"", "m", "2")
