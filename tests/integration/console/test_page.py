@@ -158,6 +158,19 @@ def test_a_lost_broker_is_shown(console: Any, large: PageServer) -> None:
     expect(console.get_by_role("alert")).to_have_count(0)
 
 
+def test_callers_are_shown_where_a_policy_tells_them_apart(console: Any, large: PageServer) -> None:
+    table = console.get_by_label("Callers")
+    expect(table).to_have_count(0)
+    large.cluster.callers = [
+        {"name": HOSTILE, "in_flight": 1, "refused": 2},
+        {"name": "acme", "in_flight": 3, "refused": 0},
+    ]
+    expect(table.locator("tbody tr").first).to_contain_text("acme")
+    expect(table.locator("tbody tr").nth(1)).to_contain_text(HOSTILE)
+    large.cluster.callers = []
+    expect(table).to_have_count(0)
+
+
 def test_a_dead_worker_is_marked(console: Any, large: PageServer) -> None:
     open_view(console, "topology")
     large.cluster.silent.add(large.cluster.workers[7])

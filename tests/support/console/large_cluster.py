@@ -68,6 +68,8 @@ class LargeCluster:
         self.gateway_urls = ["http://127.0.0.1:8123", "grpc://127.0.0.1:8124"]
         self.silent: set[str] = set()
         self.broker_error = ""
+        self.callers: list[dict[str, Any]] = []
+        """Who has requests in flight at each queue."""
         self.has_gateway = True
         self.control_mode = "explicit"
         self.failing = {HOSTILE: HOSTILE_REASON}
@@ -144,6 +146,7 @@ class LargeCluster:
                 "claims": [self.schedulers[place % SCHEDULERS]],
                 "frames": self._random.randrange(40),
                 "lanes": {"live": {"depth": self._random.randrange(20), "oldest_s": 0.01}, "batch": lanes["live"]},
+                "callers": self.callers,
             }
             for place, name in enumerate(self.models)
         ]

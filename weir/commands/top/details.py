@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from weir.cluster.rates import NO_RATES, Key, Rates
@@ -11,6 +12,7 @@ from weir.commands.top.rows import cut_name, duration_text, number_text, share_t
 from weir.schemas.core.names import model_identity
 
 _LANES = ("live", "event", "batch")
+_MAX_CALLERS = 10
 
 
 def detail_lines(key: str, rates: Mapping[Key, Rates], status: ClusterStatus | None, width: int) -> list[str]:
@@ -21,6 +23,9 @@ def detail_lines(key: str, rates: Mapping[Key, Rates], status: ClusterStatus | N
         model = next((each for each in status.models if model_identity(each.name, each.namespace) == key), None)
         queues = [each for each in status.queues if model_identity(each.model, each.namespace) == key]
     lines = [*_versions(key, rates, model), "", *_queues(queues)]
+    callers = _callers(queues)
+    if callers:
+        lines += ["", *callers]
     if model is not None:
         lines += ["", *_workers(model)]
         lines += [f"  {one_line(reason)}" for reason in (*model.reasons, *model.rejected)]
@@ -64,6 +69,22 @@ def _queues(queues: list[QueueStatus]) -> list[str]:
         oldest = duration_text(oldest_s * 1000) if oldest_s else ""
         lines.append(form.format(queue.partition, owner, *depths, oldest, number_text(queue.frames, 7)))
     return lines
+
+
+def _callers(queues: list[QueueStatus]) -> list[str]:
+    """Who has how many requests in flight, over all partitions, those with most first; none without an access policy."""
+    in_flight, refused = Counter[str](), Counter[str]()
+    for caller in (caller for queue in queues for caller in queue.callers):
+        in_flight[caller.name] += caller.in_flight
+        refused[caller.name] += caller.refused
+    if not in_flight:
+        return []
+    form = "{:<30} {:>9} {:>7}"
+    rows = sorted(in_flight, key=lambda name: (-in_flight[name], -refused[name], name))[:_MAX_CALLERS]
+    return [
+        form.format("CALLER", "IN FLIGHT", "REFUSED"),
+        *(form.format(cut_name(one_line(name), 30), in_flight[name], refused[name]) for name in rows),
+    ]
 
 
 def _workers(model: ModelStatus) -> list[str]:

@@ -5,7 +5,7 @@ import { html, useMemo, useState } from "../core/html.js";
 import { usePoll } from "../core/polling.js";
 import { link, replaceQuery } from "../core/router.js";
 import { useSeries } from "../core/series.js";
-import { Choices, Figure, State } from "../components/controls.js";
+import { Choices, Figure, PlainTable, State } from "../components/controls.js";
 import { LineChart, latest } from "../components/line_chart.js";
 import { chartsOf } from "./charts.js";
 import { cells, numeric, Table } from "../components/table.js";
@@ -61,6 +61,7 @@ export function Overview({ route, status }) {
     <div class="charts">
       ${charts.map((chart) => html`<${LineChart} key=${chart.title} ...${chart} columns=${shown} range=${range} onRange=${onRange} />`)}
     </div>
+    <${Callers} queues=${status.data?.queues} model=${model} />
     ${model ? html`<p class="links"><a href=${link(["models", model])}>Configuration and versions of ${model}</a> · <a href=${link(["try", model])}>Try it</a> · <a href=${link(["batching", model])}>Watch its batches</a></p>` : html`<${Busiest} models=${models.data?.models} />`}
   `;
 }
@@ -77,6 +78,24 @@ function Summary({ status }) {
     ${warnings.slice(0, 3).map((finding) => html`<${Problem} key=${keyOf(finding)} finding=${finding} />`)}
     ${warnings.length > 3 ? html`<p><a href=${link(["topology"])}>${warnings.length - 3} more</a></p>` : null}
   </div>`;
+}
+
+/** Who has how many requests in flight at the queues of `model`, or of all models; nothing without an access policy. */
+function Callers({ queues, model }) {
+  const found = new Map();
+  for (const queue of queues ?? []) {
+    if (model && model !== (queue.namespace ? `${queue.namespace}::${queue.model}` : queue.model)) continue;
+    for (const caller of queue.callers ?? []) {
+      const row = found.get(caller.name) ?? { inFlight: 0, refused: 0 };
+      found.set(caller.name, { inFlight: row.inFlight + caller.in_flight, refused: row.refused + caller.refused });
+    }
+  }
+  if (!found.size) return null;
+  const rows = [...found].sort(([a, one], [b, other]) => other.inFlight - one.inFlight || other.refused - one.refused || a.localeCompare(b)).slice(0, BUSIEST);
+  return html`<${PlainTable} label="Callers">
+    <thead><tr><th>Caller</th><th class="number">In flight</th><th class="number">Refused</th></tr></thead>
+    <tbody>${rows.map(([name, row]) => html`<tr key=${name}><td>${name}</td><td class="number">${number(row.inFlight)}</td><td class="number">${number(row.refused)}</td></tr>`)}</tbody>
+  </${PlainTable}>`;
 }
 
 function Busiest({ models }) {
