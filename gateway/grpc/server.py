@@ -31,11 +31,11 @@ from weir.gateway.grpc.handlers import Methods, Streaming, Unary
 from weir.gateway.grpc.infer import infer_methods
 from weir.gateway.grpc.messages import Message
 from weir.gateway.grpc.options import GrpcOptions
-from weir.gateway.grpc.reflection import reflection_methods
 from weir.gateway.grpc.status import CallError, call_error, shutting_down
 from weir.gateway.grpc.stream_call import StreamCall, StreamHandler
 from weir.gateway.grpc.stream_infer import stream_methods
 from weir.gateway.grpc.templates import MessageTemplates
+from weir.gateway.grpc.weir_service import reflection_methods
 from weir.gateway.http2.headers import RequestHead
 from weir.gateway.http2.keepalive import HANDSHAKE_TIMEOUT_S
 from weir.gateway.http2.protocol import Http2Protocol
