@@ -138,18 +138,18 @@ async def test_a_holder_knows_whether_the_lease_was_free_and_whether_it_is_its_o
     def acquire(process: Process, name: str) -> None:
         leases = process.leases
         leases.acquire(
-            "never held",
-            lambda: found.append((name, leases.was_free("never held"), leases.is_sure("never held"))),
+            "never-held",
+            lambda: found.append((name, leases.was_free("never-held"), leases.is_sure("never-held"))),
             lambda: None,
         )
 
     acquire(first, "first")
-    await eventually(lambda: first.leases.holds("never held"))
+    await eventually(lambda: first.leases.holds("never-held"))
     acquire(second, "second")
-    assert not second.leases.is_sure("never held")
+    assert not second.leases.is_sure("never-held")
     second.acquire("another")
     await eventually(lambda: second.leases.holds("another"))  # the broker has refused the other before
-    first.leases.release("never held")
-    await eventually(lambda: second.leases.holds("never held"), TTL_S + 2)
+    first.leases.release("never-held")
+    await eventually(lambda: second.leases.holds("never-held"), TTL_S + 2)
     assert found == [("first", True, True), ("second", False, True)]
-    assert not first.leases.is_sure("never held")
+    assert not first.leases.is_sure("never-held")
