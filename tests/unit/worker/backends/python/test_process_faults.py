@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -246,6 +247,15 @@ class TestUserCode:
         wait_until(lambda: is_gone(helper))
 
 
+def open_files() -> set[tuple[str, str]]:
+    """The open files of this process: (descriptor, what it is)."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
+
+
 class TestDeath:
     def test_many_kills_during_execute(self, models: Models, tmp_path: Path) -> None:
         running = tmp_path / "running"
@@ -256,7 +266,7 @@ class TestDeath:
         """)
         models.process(source).close()
         gc.collect()  # the files of earlier tests are closed before these are counted
-        files_before = len(os.listdir("/proc/self/fd"))
+        files_before = open_files()
         children_before = model_processes()
         for _ in range(15):
             with models.running(source) as process:
@@ -275,7 +285,7 @@ class TestDeath:
                 executing.join()
                 assert "SIGKILL" in str(outcome[0])
                 assert process.is_closed
-        assert len(os.listdir("/proc/self/fd")) == files_before
+        assert open_files() - files_before == set()
         assert model_processes() == children_before
 
     def test_a_process_that_exits_runs_nothing_any_more(self, models: Models) -> None:
