@@ -64,7 +64,7 @@ def test_a_policy_and_keys(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> N
     assert serve == SERVE
     assert reader.run(check) == "access.yaml is valid: 3 roles, 0 issuers, 0 certificates, 0 broker users\n"
     commands = "\n".join(section("Make keys", "sh")).splitlines()
-    (shown,) = section("Make keys", "text")
+    shown = section("Make keys", "text")[0]
     policy = f"--access-policy={reader.folder / 'access.yaml'}"
     with Server(reader.folder, reader.folder / "models", policy, environment=reader.own) as server:
         server.wait_ready()

@@ -23,7 +23,10 @@ from weir.cluster.access.service import AccessService
 from weir.gateway.settings import GatewaySettings
 from weir.schemas.core.errors import WeirError
 
-POLICY = "roles:\n  caller:\n    rules:\n      - actions: [infer, health, metadata]\n"
+POLICY = (
+    "roles:\n  anonymous:\n    rules:\n      - actions: [health]\n"
+    "  caller:\n    rules:\n      - actions: [infer, health, metadata]\n"
+)
 FOLLOWERS = 3
 """Two gateways and the process of durable requests; there is no console with drawn ports."""
 
@@ -93,7 +96,7 @@ def test_a_bad_edit_is_logged_by_every_process_and_a_gateway_that_starts_again_d
 ) -> None:
     policy = served.folder / "policy.yaml"
     policy.write_text(POLICY + "      - action: [load]\n")
-    logged(served, f"access policy {policy}: line 5, column 9: roles.caller.rules.1.action")
+    logged(served, f"access policy {policy}: line 8, column 9: roles.caller.rules.1.action")
     policy.write_text(POLICY)
     logged(served, f"access policy {policy} has changed, and is in force")
     before = served.log().count(f"the access policy {policy} is in force")

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tests.support.access.doors import application
+from tests.support.access.doors import application, open_gate
 from tests.support.clients.inference_caller import Caller, caller
 from tests.support.models.zoo import write_streamer
 from tests.support.servers.weir_server import Server
@@ -144,7 +144,7 @@ async def door(server: Server) -> AsyncIterator[Door]:
         ledger, offload, calls = MemoryLedger(), Offload(), list[EventCall]()
         context = SimpleNamespace(
             access=OPEN, catalog=asking._catalog, find_region=None, inference=asking.inference,
-            limits=DEFAULT_LIMITS, load_reports=None, offload=offload,
+            limits=DEFAULT_LIMITS, load_reports=None, offload=offload, gate=open_gate(),
         )  # fmt: skip
         app = embeddings_app(context, calls)
         limits = ConnectionLimits(
