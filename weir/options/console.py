@@ -23,7 +23,7 @@ CONSOLE_OPTIONS: tuple[Option, ...] = (
         is_common=True,
         value=Text("ADDRESS"),
         default="127.0.0.1",
-        help="Address to listen on. The console has no login: who reaches it sees all it shows.",
+        help="Address to listen on. Without an access policy who reaches it sees all it shows.",
         **_OURS,
     ),
     Option(
