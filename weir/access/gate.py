@@ -209,7 +209,8 @@ class Gate:
         if shown.authorization:
             known = self._passes.get(sha256(shown.authorization).digest())
             until_s = 0.0 if known is None else known.until_s
-        if decisions is not None and decisions.has_versions and not version:
+        name = plain_name(model)
+        if decisions is not None and not version and decisions.depends_on_version(principal, Action.INFER, name):
             until_s = 0.0  # the latest version may be another one by then
         caller = self.caller_of(principal)
         return Kept(self._epoch, until_s, shown.authorization, shown.tenant, model, version, principal, caller)

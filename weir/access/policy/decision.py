@@ -71,6 +71,14 @@ class Decisions:
             for granted in rules
         )
 
+    def depends_on_version(self, principal: Principal, action: Action, model: str) -> bool:
+        """Whether the decision about `model` differs between its versions, as far as a rule says so."""
+        return self.has_versions and any(
+            granted.versions is not None and (granted.models is None or granted.models.match(model))
+            for role in (*principal.roles, ANONYMOUS)
+            for granted in self._granted.get(role, {}).get(action, ())
+        )
+
     def is_any_allowed(self, principal: Principal, action: Action) -> bool:
         """Whether `principal` may do this to some model or version of it."""
         return any(self._granted.get(role, {}).get(action) for role in (*principal.roles, ANONYMOUS))
