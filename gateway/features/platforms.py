@@ -64,7 +64,7 @@ class Platforms(Feature):
     async def start(self) -> None:
         """Accepts connections."""
         for port, platform, context in self._platforms:
-            app = PlatformApp(platform, make_app(context, self._routes), self._make_metrics())
+            app = PlatformApp(platform, make_app(context, self._routes), self._make_metrics(), context.gate)
             make_connection = functools.partial(PlatformProtocol, self._context, platform, app)
             await self._at.listeners.serve(platform.service, make_connection)
             self.ports[port] = self._at.listeners.port(platform.service)

@@ -14,12 +14,15 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weir.access.gate import Asked, Gate
+from weir.access.policy.actions import Action
 from weir.calls.catalog import Catalog
 from weir.gateway.context import GatewayContext
 from weir.gateway.http.exchange import InferExchange
 from weir.gateway.http.protocol import HttpProtocol, infer_route
 from weir.http_server.asgi import EXCHANGE_KEY, HttpExchange
 from weir.http_server.connection import HttpConnection
+from weir.http_server.door import shown_in
 from weir.http_server.responses import error_response, weir_error_response
 from weir.schemas.core.errors import WeirError, invalid
 from weir.schemas.core.names import routed_path
@@ -117,13 +120,15 @@ def read_header_length(content_type: str, media_type: str) -> str | None:
 class PlatformApp:
     """The ASGI application of a platform's port: passes each request on to its target.
 
-    `app` answers all targets but the metrics, which `metrics` answers.
+    `app` answers all targets but the metrics, which `metrics` answers. Both ask `gate`, and so does the sender of a request
+    that has no target because of what is served, before it is told so.
     """
 
-    def __init__(self, platform: Platform, app: ASGIApp, metrics: ASGIApp) -> None:
+    def __init__(self, platform: Platform, app: ASGIApp, metrics: ASGIApp, gate: Gate) -> None:
         self._platform = platform
         self._app = app
         self._metrics = metrics
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers the request."""
@@ -131,7 +136,7 @@ class PlatformApp:
         try:
             target = self._platform.target(scope["method"], scope["path"], scope["headers"])
         except WeirError as error:
-            answer = weir_error_response(error)
+            answer = weir_error_response(self._refusal(scope) or error)
         else:
             own = self._platform.application(scope["path"]) if target is None else None
             if own is not None:
@@ -146,6 +151,16 @@ class PlatformApp:
                     scope[EXCHANGE_KEY].scope = scope
                 answer = self._metrics if target.path == METRICS_PATH else self._app
         await answer(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> WeirError | None:
+        """Why its sender may ask no model; None where it may ask some."""
+        operation = f"{scope['method']} {scope['path']}"
+        asked = Asked(self._platform.service, operation, Action.INFER, is_list=True, reads=True)
+        try:
+            self._gate.admit(shown_in(scope), asked)
+        except WeirError as refusal:
+            return refusal
+        return None
 
 
 def default_model(catalog: Catalog, name: str, setting: str) -> str:

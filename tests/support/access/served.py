@@ -22,10 +22,12 @@ def weir(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 class Guarded(Server):
     """A server with the policy `policy` (YAML)."""
 
-    def __init__(self, folder: Path, repository: Path, policy: str, *options: str) -> None:
+    def __init__(
+        self, folder: Path, repository: Path, policy: str, *options: str, environment: dict[str, str] | None = None
+    ) -> None:
         self.policy = folder / "policy.yaml"
         self.policy.write_text(policy)
-        super().__init__(folder, repository, f"--access-policy={self.policy}", *options)
+        super().__init__(folder, repository, f"--access-policy={self.policy}", *options, environment=environment)
 
     def new_key(self, name: str, role: str, *options: str) -> str:
         """A new key, once all gateways let it in."""
