@@ -118,7 +118,8 @@ def main() -> None:
     memory_bytes = int(sys.argv[2])
     become_helper()
     with contextlib.suppress(WeirError):  # without pyarrow each file is refused
-        arrow()
+        # It reads one file at a time. The stack of each further thread would be memory that reading has not asked for.
+        arrow().set_io_thread_count(1)
     limit_bytes = memory_status_bytes("VmData") + memory_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
     while True:
