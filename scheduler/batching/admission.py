@@ -2,9 +2,8 @@
 
 `Cost` estimates the cost of a request from those that have run. A new request waits behind all live requests in the
 queue, or where owners take turns behind its own and their turns, so its expected wait is the time the instances need
-for those. After a rejection, the queue must become a
-fifth shorter before requests are admitted again: a client that retries then finds room, and callers are not
-alternately admitted and rejected.
+for those. After a rejection, the queue must become a fifth shorter before requests are admitted again: a client that
+retries then finds room, and callers are not alternately admitted and rejected.
 
 A plain state machine that is fed with numbers. Source of the error text: Triton's queue policies.
 """
