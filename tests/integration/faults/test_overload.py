@@ -19,6 +19,7 @@ from tests.support.models.zoo import config_text, write_model
 from tests.support.servers.endpoints import Endpoints
 from tests.support.servers.roles import Start
 from tests.support.waiting import wait_until
+from weir.schemas.core.errors import MAX_RETRY_AFTER_S
 
 MODEL = "busy"
 CONTENT = np.full((1, 100_000), 7, np.uint8)
@@ -47,7 +48,8 @@ class Outcomes(Counter[str]):
 
     def refused(self, retry_after: str | None) -> None:
         assert retry_after
-        assert 1 <= int(retry_after) <= 2
+        # The scheduler's estimate: its value depends on how fast this machine happens to run the first requests.
+        assert 1 <= int(retry_after) <= MAX_RETRY_AFTER_S
         self["refused"] += 1
 
 
