@@ -74,6 +74,8 @@ class AsyncInferHandler:
         principal = None if call.gate is None else call.principal
         rules = self._async_requests.rules
         options = AsyncRequestOptions.of(head.async_headers or (), rules, served.sticky_header, principal)
+        if call.gate is not None:
+            options.limit_results(call.gate, call.principal)
         if head.forwarded:
             request.parameters = add_parameters(request.parameters, head.forwarded)
         chunks, header_length = build_infer_request(request)

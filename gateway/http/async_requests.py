@@ -36,7 +36,7 @@ from weir.gateway.inflation import inflate
 from weir.http_server.asgi import CONNECTION_KEY
 from weir.http_server.connection import HttpConnection
 from weir.http_server.connection_memory import MEMORY_KEY, RequestMemory, no_memory
-from weir.http_server.door import principal_of, proved_principal
+from weir.http_server.door import gate_of, principal_of, proved_principal
 from weir.http_server.responses import error_response, weir_error_response
 from weir.http_server.routing import Handler, Route
 from weir.runtime.offload import takes_long
@@ -174,9 +174,10 @@ async def accept(context: GatewayContext, async_requests: AsyncRequests, request
         raise WeirError(
             ErrorCode.UNSUPPORTED, "HTTP end point doesn't support models with decoupled transaction policy"
         )
-    options = AsyncRequestOptions.of(
-        request.headers.raw, async_requests.rules, served.sticky_header, proved_principal(request)
-    )
+    principal = proved_principal(request)
+    options = AsyncRequestOptions.of(request.headers.raw, async_requests.rules, served.sticky_header, principal)
+    if principal is not None:
+        options.limit_results(gate_of(request), principal)
     body = await _body(context, request)
     header_length = request.headers.get("inference-header-content-length")
     if header_length is None and not body:

@@ -27,6 +27,7 @@ from tests.support.models.zoo import write_identity
 from tests.support.servers.weir_server import Server
 from tests.support.waiting import wait_until
 from weir.access.keys.ring import KeyRing
+from weir.bus.naming import durable_subjects
 from weir.cluster.access.key_file import KeyFile
 from weir.schemas.kserve.triton_messages import messages
 
@@ -47,6 +48,7 @@ POLICY: dict[str, Any] = {
         "changed": role(requests_per_s=RARE),
         "free": role(requests_per_s=1e6),
         "memory": role(shared_memory_bytes=40),
+        "kept": role(stored_results=2),
     }
 }
 
@@ -78,7 +80,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     names = {
         "http": "rare", "generate": "rare", "grpc": "rare", "nats": "rare", "killed": "rare", "audit": "rare",
         "small": "small", "slow": "slow", "changed": "changed", "free": "free",
-        "alice": "memory", "bob": "free",
+        "alice": "memory", "bob": "free", "carol": "kept", "dave": "kept",
         "async": "rare", "async grpc": "rare", "jobs": "rare", "stream": "rare", "large": "rare",
     }  # fmt: skip
     for name, of in names.items():
@@ -112,6 +114,53 @@ def test_http_answers_429_with_the_headers_that_clients_know(world: World) -> No
 def test_routes_of_the_application_take_a_token_too(world: World) -> None:
     assert world.infer("generate", path="generate", body=b"{}").status_code == 400  # the model has no text input
     assert world.infer("generate").status_code == 429
+
+
+def test_results_are_kept_up_to_the_limit(world: World) -> None:
+    # One connection is to one gateway: what the other has accepted it knows half a second later.
+    client = httpx.Client(base_url=f"http://{world.server.http_place}", timeout=30.0)
+
+    def later(key: str, **headers: str) -> httpx.Response:
+        shown = {"authorization": f"Bearer {world.keys[key]}", "prefer": "respond-async", **headers}
+        return client.post(f"/v2/models/{MODEL}/infer", content=BODY, headers=shown)
+
+    first, second = later("carol", **{"idempotency-key": "one"}), later("carol")
+    assert (first.status_code, second.status_code) == (202, 202)
+    refused = later("carol")
+    assert refused.status_code == 429
+    assert refused.json() == {"error": "limit of 2 stored requests and results of 'carol' is used up"}
+    metadata = [("authorization", f"Bearer {world.keys['carol']}"), ("prefer", "respond-async")]
+    request = messages.ModelInferRequest(model_name=MODEL)
+    request.inputs.add(name="IN", datatype="FP32", shape=[1, 4]).contents.fp32_contents.extend([0.0] * 4)
+    with grpc.insecure_channel(world.server.grpc_place) as channel:
+        call = channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",
+            type(request).SerializeToString,
+            messages.ModelInferResponse.FromString,
+        )
+        with pytest.raises(grpc.RpcError) as told:
+            call(request, metadata=metadata, timeout=30.0)
+    assert told.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    again = later("carol", **{"idempotency-key": "one"})
+    assert (again.status_code, again.json()["id"]) == (202, first.json()["id"]), "it is stored already"
+    assert later("dave").status_code == later("bob").status_code == 202, "others have limits of their own"
+    # Ended or not, it counts until it is deleted.
+    url, shown = second.headers["location"], {"authorization": f"Bearer {world.keys['carol']}"}
+    wait_until(lambda: client.get(url, headers=shown).json()["status"] == "succeeded")
+    assert later("carol").status_code == 429
+    wait_until(lambda: not asyncio.run(_waits_in_the_queue(world, second.json()["id"])))
+    assert client.delete(url, headers=shown).status_code == 204
+    wait_until(lambda: later("carol").status_code == 202)
+    assert later("carol").status_code == 429
+    client.close()
+
+
+async def _waits_in_the_queue(world: World, id: str) -> bool:
+    async with await nats.connect(world.server.nats_url) as client:
+        stream = await client.jetstream().stream_info(
+            durable_subjects.QUEUE_STREAM, subjects_filter=durable_subjects.any_job_event(id, MODEL)[0]
+        )
+        return bool(stream.state.subjects)
 
 
 def test_metadata_is_not_limited(world: World) -> None:

@@ -55,7 +55,8 @@ class Limits(_Strict):
 
     `requests_per_s` and `bytes_per_s` (of bodies) are over all gateways, with a burst of one second. `in_flight` are the
     requests that wait or run at one model. `weight` is its part of each batch while others wait too. `body_bytes` is the
-    largest body, and `shared_memory_bytes` the size of the regions that it keeps.
+    largest body, `shared_memory_bytes` the size of the regions that it keeps, and `stored_results` the number of requests
+    that wait to be answered later and of results that are kept for it.
     """
 
     requests_per_s: Annotated[float, Field(gt=0, le=1e9)] | None = None
@@ -64,6 +65,7 @@ class Limits(_Strict):
     weight: Annotated[int, Field(ge=1, le=1000)] = 1
     body_bytes: Annotated[int, Field(ge=1)] | None = None
     shared_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    stored_results: Annotated[int, Field(ge=0)] | None = None
 
 
 NO_LIMITS = Limits()

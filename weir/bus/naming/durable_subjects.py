@@ -114,6 +114,9 @@ def any_result(id: str) -> str:
 ANY_JOB = "event.*.job.>"
 """All subjects of `job_event`."""
 
+ANY_RESULT = "result.*.*"
+"""All subjects of `result`."""
+
 
 def any_job_event(id: str, model: str = "") -> tuple[str, str]:
     """`job_event` of any version, and of any model unless one is named."""

@@ -39,6 +39,7 @@ from weir.calls.inference.documents import digest_of
 from weir.durable.api.errors import broker_unavailable, idempotency_key_reused, recently_deleted, store_stalled
 from weir.durable.api.options import AsyncRequestOptions
 from weir.durable.api.store import DurableStore
+from weir.durable.api.stored_results import StoredResults
 from weir.durable.requests.queue_limits import queue_full_error
 from weir.schemas.config.parameters import QueueBounds, queue_bounds
 from weir.schemas.core.errors import overloaded, queue_full, unavailable
@@ -84,6 +85,7 @@ class Acceptance:
         self._depths = depths
         self._bounds = bounds
         self._ids = ids
+        self._stored = StoredResults(messages, ids.group, ids.group_of)
         self._storing_bytes = 0
         self.prepare: Callable[[str], Awaitable[None]] | None = None
         """Called with a model before a request to it is stored, to make sure that its queue has a consumer."""
@@ -108,6 +110,20 @@ class Acceptance:
             known = await self._known(model, version, id, digest)
             if known is not None:
                 return known
+        async with self._stored.room(asked.results_limit):
+            return await self._accept(served, version, id, digest, header_length, body, asked)
+
+    async def _accept(  # noqa: PLR0913 - the parts of one stored message
+        self,
+        served: ServedModel,
+        version: str,
+        id: str,
+        digest: str,
+        header_length: str | None,
+        body: bytes,
+        asked: AsyncRequestOptions,
+    ) -> AcceptedRequest:
+        model = served.name
         await self._check_room(served, len(body))
         if self._storing_bytes and self._storing_bytes + len(body) > MAX_STORING_BYTES:
             raise overloaded("too many requests are waiting to be stored")
@@ -235,6 +251,9 @@ CODE_DIGITS = 16
 ID_DIGITS = NONCE_DIGITS + CODE_DIGITS
 """Hexadecimal digits of an id: the random part, and the code that proves its origin."""
 
+GROUP_DIGITS = 12
+"""Those of its owner, ahead of the others, where it has one."""
+
 
 class QueueProvisioner:
     """Makes sure that a model's durable queue has a consumer, for a gateway that does not consume it itself.
@@ -274,12 +293,25 @@ class AsyncRequestIds:
 
     def is_genuine(self, id: str, owner: str = "") -> bool:
         """Whether a gateway of this cluster has created the id, for a request of `owner` ("" without an access policy)."""
-        if len(id) != ID_DIGITS or not id.isascii():
+        start = GROUP_DIGITS if owner else 0
+        if len(id) != start + ID_DIGITS or not id.isascii():
             return False
-        return hmac.compare_digest(self._signed(id[:NONCE_DIGITS], owner), id)
+        return hmac.compare_digest(self._signed(id[start : start + NONCE_DIGITS], owner), id)
+
+    def group(self, owner: str) -> str:
+        """What the ids of `owner` begin with; "" for requests without an owner. Tells nobody who the owner is."""
+        return self._code("owner", (owner,))[:GROUP_DIGITS] if owner else ""
+
+    def group_of(self, id: str) -> str:
+        """The group of an id of a gateway; "-" for ids that others have chosen."""
+        digits = len(id)
+        if digits == ID_DIGITS:
+            return ""
+        return id[:GROUP_DIGITS] if digits == GROUP_DIGITS + ID_DIGITS else "-"
 
     def _signed(self, nonce: str, owner: str) -> str:
-        return nonce + self._code("id", (nonce, owner) if owner else (nonce,))[:CODE_DIGITS]
+        code = self._code("id", (nonce, owner) if owner else (nonce,))[:CODE_DIGITS]
+        return f"{self.group(owner)}{nonce}{code}"
 
     def _code(self, purpose: str, parts: Iterable[str]) -> str:
         code = hmac.new(self._secret(), digestmod=hashlib.sha256)

@@ -12,10 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
+from weir.access.gate import Gate
 from weir.access.principal import Principal
 from weir.durable.api.callback_rules import CallbackRules
+from weir.durable.api.stored_results import ResultsLimit
 from weir.durable.requests.headers import DurableHeaders, read_durable_headers
 from weir.schemas.core.errors import invalid
 from weir.schemas.core.request_limits import DEFAULT_LIMITS
@@ -57,6 +60,7 @@ class AsyncRequestOptions:
     callback_url: str = ""
     reply_to: str = ""
     owner: str = ""
+    results_limit: ResultsLimit | None = None
 
     @classmethod
     def of(
@@ -96,6 +100,14 @@ class AsyncRequestOptions:
             raise invalid("Idempotency-Key must not be empty")
         asked._read_callbacks(found, rules)
         return asked
+
+    def limit_results(self, gate: Gate, principal: Principal) -> None:
+        """Has the request refused if what is stored for the owner of `principal` has reached its limit."""
+        limit = gate.limits_of(principal).stored_results
+        if limit is not None:
+            what = f"{limit} stored requests and results"
+            refusal = partial(gate.used_up, principal, "stored_results", what)
+            self.results_limit = ResultsLimit(self.owner, limit, refusal)
 
     @property
     def tenant(self) -> str:
